@@ -1,0 +1,1 @@
+"""Parsers of thinking and tool calls, by model family."""

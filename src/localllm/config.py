@@ -1,0 +1,262 @@
+"""All settings: one frozen Config, one table that names every key, its environment variables and its meaning.
+
+Precedence, lowest first: default, configuration file, environment, command-line flag. `Config.origins` remembers where
+each value came from, so that an error or `ps` can say which setting to change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import platformdirs
+import yaml
+
+from localllm.errors import ConfigError, InvalidRequest
+
+APP = "localllm"
+DEFAULT_PORT = 11434
+
+_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds in a Go-style duration ("5m", "1h30m", "250ms") or a bare number of seconds. None means forever.
+
+    Negative values mean forever, as in Ollama. Raises InvalidRequest for anything else.
+    """
+    text = text.strip()
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    if re.fullmatch(r"\d+(\.\d*)?", body):
+        seconds = float(body)
+    elif body and _DURATION_PART.sub("", body) == "":
+        seconds = sum(float(n) * _UNIT_SECONDS[unit] for n, unit in _DURATION_PART.findall(body))
+    else:
+        raise InvalidRequest(f'"{text}" is not a duration', hint='Write it like "5m", "90s", "1h30m", 0 or -1.')
+    return None if sign < 0 and seconds > 0 else seconds
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "512MB" (powers of 1000), "2GiB" (powers of 1024) or a bare number."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f'"{text}" is not a size', hint='Write it like "2GiB", "500MB" or a number of bytes.')
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the daemon listens, or where a client finds it."""
+
+    host: str
+    port: int
+    scheme: str = "http"
+    path: str = ""
+
+    @property
+    def url(self) -> str:
+        """Base URL for a client. An unspecified bind address is reached through loopback."""
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{self.path}"
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def parse_address(text: str) -> Address:
+    """`[scheme://][host][:port][/path]`, the grammar of OLLAMA_HOST. Raises InvalidRequest on a bad port."""
+    text = text.strip().strip("\"'")
+    scheme, has_scheme, rest = text.partition("://")
+    if not has_scheme:
+        scheme, rest = "http", text
+    default_port = {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT) if has_scheme else DEFAULT_PORT
+    if rest.count(":") > 1 and not rest.startswith("["):
+        rest = f"[{rest}]"
+    try:
+        parts = urlsplit(f"//{rest}")
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f'"{text}" is not an address: {error}', hint="Write it like 127.0.0.1:11434.") from None
+    host = parts.hostname
+    if host is None:
+        host = "0.0.0.0" if rest.startswith(":") else "127.0.0.1"
+    return Address(host, port or default_port, scheme, parts.path.rstrip("/"))
+
+
+def _boolean(text: str) -> bool:
+    return text.strip().lower() not in ("", "0", "f", "false", "no", "off")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("it must not be negative")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = {"1": "on", "true": "on", "0": "off", "false": "off"}.get(text.lower(), text.lower())
+        value = value if value in choices else text.lower()
+        if value not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _default_models() -> Path:
+    return platformdirs.user_data_path(APP) / "models"
+
+
+def _setting(default: Any, parse: Callable[[str], Any], help: str, ollama: str = "") -> Any:
+    """A Config field: its environment variable is LOCALLLM_<NAME>, `ollama` names the alias without its prefix."""
+    metadata = {"parse": parse, "help": help, "alias": f"OLLAMA_{ollama}" if ollama else ""}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    host: Address = _setting(
+        lambda: Address("127.0.0.1", DEFAULT_PORT),
+        parse_address,
+        "Where the daemon listens and where the command line finds it.",
+        "HOST",
+    )
+    models: Path = _setting(
+        _default_models, _path, "Folder of the model store (Ollama's layout, so one of Ollama's works too).", "MODELS"
+    )
+    keep_alive: float | None = _setting(
+        300.0, parse_duration, "How long an idle model stays loaded; negative is forever, 0 unloads at once.", "KEEP_ALIVE"
+    )
+    num_parallel: int = _setting(
+        0, _count, "Requests that one model decodes at a time; 0 chooses from memory and cores.", "NUM_PARALLEL"
+    )
+    max_loaded_models: int = _setting(
+        0, _count, "Models resident at a time; 0 means three per accelerator, or three.", "MAX_LOADED_MODELS"
+    )
+    max_queue: int = _setting(
+        512, _count, "Requests that may wait for one model before more are refused with 503.", "MAX_QUEUE"
+    )
+    context_length: int = _setting(
+        0, _count, "Default window in tokens of each request; 0 means 4096, or the model's own if shorter.", "CONTEXT_LENGTH"
+    )
+    load_timeout: float | None = _setting(
+        300.0, parse_duration, "A load that makes no progress for this long is given up.", "LOAD_TIMEOUT"
+    )
+    num_threads: int = _setting(0, _count, "Threads of a runner; 0 means the cores that this process may use.")
+    kv_cache_type: str = _setting(
+        "f16", _one_of("f16", "q8_0", "q4_0"), "Type of the KV cache: f16, q8_0 or q4_0.", "KV_CACHE_TYPE"
+    )
+    flash_attention: str = _setting(
+        "auto", _one_of("auto", "on", "off"), "Flash attention: auto, on or off.", "FLASH_ATTENTION"
+    )
+    target_itl: float | None = _setting(
+        0.1, parse_duration, "Longest time that somebody else's prompt may add to the gap between two tokens."
+    )
+    origins: tuple[str, ...] = _setting((), _words, "More browser origins that may call the daemon.", "ORIGINS")
+    drain_timeout: float | None = _setting(
+        10.0, parse_duration, "How long running requests may go on after the daemon was told to stop."
+    )
+    debug: bool = _setting(False, _boolean, "Log more.", "DEBUG")
+    origin_of: Mapping[str, str] = field(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """Where the value of `key` came from: "default", a file path, or an environment variable's name."""
+        return self.origin_of.get(key, "default")
+
+
+@dataclass(frozen=True)
+class SettingInfo:
+    """One row of the settings table: what the documentation and `serve --help` print."""
+
+    key: str
+    env: str
+    alias: str
+    help: str
+
+
+def settings() -> list[SettingInfo]:
+    return [
+        SettingInfo(f.name, f"LOCALLLM_{f.name.upper()}", f.metadata["alias"], f.metadata["help"])
+        for f in dataclasses.fields(Config)
+        if f.metadata
+    ]
+
+
+def config_file() -> Path:
+    return platformdirs.user_config_path(APP) / "config.yaml"
+
+
+def log_file() -> Path:
+    return platformdirs.user_log_path(APP) / "daemon.log"
+
+
+def state_dir() -> Path:
+    return platformdirs.user_state_path(APP)
+
+
+def load_config(
+    *, file: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> Config:
+    """Read all sources, lowest precedence first. Raises ConfigError that names the setting and its source."""
+    file = config_file() if file is None else file
+    env = os.environ if env is None else env
+    raw: dict[str, tuple[str, str]] = {key: (value, str(file)) for key, value in _read_file(file).items()}
+    for info in settings():
+        for name in filter(None, (info.alias, info.env)):
+            value = env.get(name, "").strip().strip("\"'")
+            if value:
+                raw[info.key] = (value, name)
+    for key, value in (flags or {}).items():
+        raw[key] = (value, f"--{key.replace('_', '-')}")
+    parsers = {f.name: f.metadata["parse"] for f in dataclasses.fields(Config) if f.metadata}
+    values = {key: _parse(parsers[key], key, text, origin) for key, (text, origin) in raw.items()}
+    return Config(**values, origin_of={key: origin for key, (_, origin) in raw.items()})
+
+
+def _parse(parse: Callable[[str], Any], key: str, text: str, origin: str) -> Any:
+    try:
+        return parse(text)
+    except (ValueError, InvalidRequest) as error:
+        raise ConfigError(f'{origin}: "{text}" is not a valid {key}: {error}', hint=getattr(error, "hint", "")) from None
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", hint="Correct the file or move it away.") from None
+    if loaded is None:
+        return {}
+    known = {info.key for info in settings()}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: the file must be a mapping of settings", hint=f"Known: {', '.join(sorted(known))}.")
+    if unknown := sorted(str(key) for key in loaded.keys() - known):
+        raise ConfigError(f"{path}: unknown setting {unknown[0]}", hint=f"Known: {', '.join(sorted(known))}.")
+    return {
+        str(key): ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in loaded.items()
+    }

@@ -1,0 +1,1 @@
+"""The long-lived process: residency, queues and the runners it supervises."""

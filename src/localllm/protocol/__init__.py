@@ -1,0 +1,1 @@
+"""What the daemon and a runner say to each other."""

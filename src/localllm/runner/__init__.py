@@ -1,0 +1,1 @@
+"""One process per resident model: the engine."""

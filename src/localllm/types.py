@@ -1,0 +1,158 @@
+"""The plain data that all layers share.
+
+Units: durations are integer nanoseconds (`*_ns`), sizes are bytes (`*_bytes` or `size`), counts start with `num_`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "cancelled"]
+ThinkLevel = Literal["low", "medium", "high", "max"]
+KVCacheType = Literal["f16", "q8_0", "q4_0"]
+FlashAttention = Literal["auto", "on", "off"]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """`arguments` is always an object; clients that want JSON text encode it at their own edge."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: Role
+    content: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str = ""
+    tool_call_id: str = ""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen and when to stop. Defaults are Ollama's.
+
+    `num_predict` None means "until the window is full". `seed` None means a fresh random seed.
+    `repeat_last_n` -1 means the whole window.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.9
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class LoadWishes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client or a Modelfile asks of a load; None means "you choose". The daemon turns this into LoadOptions."""
+
+    num_ctx: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    use_mmap: bool | None = None
+
+
+class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a runner needs to know to load a model: every field is decided before it gets here.
+
+    `num_ctx` is the window of *each* slot in tokens; `num_parallel` the number of slots; `num_gpu_layers` -1 means all.
+    """
+
+    num_ctx: int
+    num_parallel: int
+    num_threads: int
+    num_threads_batch: int
+    num_batch: int = 2048
+    num_ubatch: int = 512
+    num_gpu_layers: int = -1
+    main_gpu: int = 0
+    use_mmap: bool = True
+    kv_cache_type: KVCacheType = "f16"
+    flash_attention: FlashAttention = "auto"
+    target_itl_ms: float = 100.0
+
+
+class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request for text, as the runner gets it.
+
+    Either `messages` (rendered with the model's chat template) or `prompt` (sent as it is) is set.
+    `context_tokens` are token ids of an earlier exchange, put before the rendered prompt.
+    `truncate` lets the oldest messages be dropped when the prompt is longer than the window (the system message and the
+    last message stay); without it such a prompt is a ContextExceeded error.
+    `priority` lower is sooner; `client` groups requests for fairness.
+    """
+
+    id: str
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    context_tokens: tuple[int, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    think: bool | ThinkLevel | None = None
+    sampling: SamplingParams = SamplingParams()
+    truncate: bool = False
+    return_tokens: bool = False
+    priority: int = 0
+    client: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of the answer. `num_tokens` is how many tokens were generated since the last delta."""
+
+    content: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    num_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`num_prompt_tokens` includes the `num_cached_tokens` of them that needed no computing."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_dropped_messages: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a request's time went, as seen by the runner; the daemon adds its own share."""
+
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one good ending of a request. `tokens` is prompt plus answer when `return_tokens` was asked for."""
+
+    finish_reason: FinishReason
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    tokens: tuple[int, ...] = ()
+
+
+class RunnerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a runner knows once its model is loaded: effective values, not wishes."""
+
+    num_slots: int
+    num_ctx: int
+    num_ctx_train: int
+    num_threads: int
+    num_threads_batch: int
+    num_gpu_layers: int = 0
+    num_layers: int = 0
+    size_bytes: int = 0
+    size_vram_bytes: int = 0
+    system_info: str = ""
