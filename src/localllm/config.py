@@ -1,7 +1,7 @@
 """All settings: one frozen Config, one table that names every key, its environment variables and its meaning.
 
-Precedence, lowest first: default, configuration file, environment, command-line flag. `Config.origins` remembers where
-each value came from, so that an error or `ps` can say which setting to change.
+Precedence, lowest first: default, configuration file, environment, command-line flag. `Config.origin` tells where each
+value came from, so that an error or `ps` can say which setting to change.
 """
 
 from __future__ import annotations
@@ -148,7 +148,10 @@ class Config:
         _default_models, _path, "Folder of the model store (Ollama's layout, so one of Ollama's works too).", "MODELS"
     )
     keep_alive: float | None = _setting(
-        300.0, parse_duration, "How long an idle model stays loaded; negative is forever, 0 unloads at once.", "KEEP_ALIVE"
+        300.0,
+        parse_duration,
+        "How long an idle model stays loaded; negative is forever, 0 unloads at once.",
+        "KEEP_ALIVE",
     )
     num_parallel: int = _setting(
         0, _count, "Requests that one model decodes at a time; 0 chooses from memory and cores.", "NUM_PARALLEL"
@@ -160,7 +163,10 @@ class Config:
         512, _count, "Requests that may wait for one model before more are refused with 503.", "MAX_QUEUE"
     )
     context_length: int = _setting(
-        0, _count, "Default window in tokens of each request; 0 means 4096, or the model's own if shorter.", "CONTEXT_LENGTH"
+        0,
+        _count,
+        "Default window in tokens of each request; 0 means 4096, or the model's own if shorter.",
+        "CONTEXT_LENGTH",
     )
     load_timeout: float | None = _setting(
         300.0, parse_duration, "A load that makes no progress for this long is given up.", "LOAD_TIMEOUT"
@@ -240,7 +246,9 @@ def _parse(parse: Callable[[str], Any], key: str, text: str, origin: str) -> Any
     try:
         return parse(text)
     except (ValueError, InvalidRequest) as error:
-        raise ConfigError(f'{origin}: "{text}" is not a valid {key}: {error}', hint=getattr(error, "hint", "")) from None
+        raise ConfigError(
+            f'{origin}: "{text}" is not a valid {key}: {error}', hint=getattr(error, "hint", "")
+        ) from None
 
 
 def _read_file(path: Path) -> dict[str, str]:

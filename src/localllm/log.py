@@ -25,9 +25,7 @@ def setup(*, debug: bool = False, name: str = "daemon", stream: TextIO | None = 
     """Send all log records of this process to `stream` (stderr by default), one line each."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_WithRequestId())
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname)-7s {name} %(name)s [%(request_id)s] %(message)s")
-    )
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {name} %(name)s [%(request_id)s] %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.INFO)

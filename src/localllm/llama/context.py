@@ -1,0 +1,151 @@
+"""The KV memory of a model and the one batch that is decoded with it. Belongs to the engine's thread alone."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Sequence
+
+import llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+from localllm.errors import LoadFailed
+from localllm.llama import library
+from localllm.llama.model import Model
+from localllm.types import LoadOptions
+
+_KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
+_FLASH = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+
+class DecodeResult(enum.Enum):
+    """What llama_decode said. A negative code is a bug or fatal and is raised, not returned."""
+
+    OK = 0
+    NO_ROOM = 1
+    ABORTED = 2
+
+
+class DecodeError(RuntimeError):
+    """llama_decode failed in a way that the engine cannot recover from; the runner must end."""
+
+
+class Batch:
+    """A llama_batch whose arrays are numpy's: filled by slices, never token by token.
+
+    Token `i` of the batch belongs to exactly one slot. Rows of one slot must be consecutive and slots ascending: split KV
+    streams only share a micro-batch when their ids follow each other.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_tokens = 0
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._slot = np.zeros(capacity, np.int32)
+        self._output = np.zeros(capacity, np.int8)
+        self._num_slots = np.ones(capacity, np.int32)
+        self._slot_pointers = self._slot.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._slot.itemsize
+        self.native = lib.llama_batch(
+            0,
+            _pointer(self._token, ctypes.c_int32),
+            None,
+            _pointer(self._pos, ctypes.c_int32),
+            _pointer(self._num_slots, ctypes.c_int32),
+            _pointer(self._slot_pointers, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(self._output, ctypes.c_int8),
+        )
+
+    def clear(self) -> None:
+        self.num_tokens = 0
+
+    def add(self, slot: int, tokens: Sequence[int], position: int, *, wants_output: bool) -> int:
+        """Append `tokens` of `slot`, the first at `position`; returns the batch index of the last one.
+
+        Only the last token gets logits, and only if `wants_output`: each output row costs a product with the whole
+        vocabulary.
+        """
+        start, end = self.num_tokens, self.num_tokens + len(tokens)
+        assert tokens and end <= self.capacity, "the scheduler planned more tokens than a batch holds"
+        self._token[start:end] = tokens
+        self._pos[start:end] = np.arange(position, position + len(tokens))
+        self._slot[start:end] = slot
+        self._output[start:end] = 0
+        self._output[end - 1] = wants_output
+        self.num_tokens = end
+        return end - 1
+
+
+def _pointer(array: npt.NDArray[np.generic], kind: type) -> object:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+class Context:
+    """`num_slots` independent KV streams of `num_ctx` cells each (llama.cpp's split, non-unified cache)."""
+
+    def __init__(self, model: Model, options: LoadOptions) -> None:
+        """Allocate the KV memory and compute buffers. Raises LoadFailed when they do not fit."""
+        params = lib.llama_context_default_params()
+        params.n_ctx = options.num_ctx * options.num_parallel
+        params.n_seq_max = options.num_parallel
+        params.n_batch = options.num_batch
+        params.n_ubatch = min(options.num_ubatch, options.num_batch)
+        # One row per sequence and step: reserving the default (n_batch rows) wastes n_batch × vocabulary floats.
+        params.n_outputs_max = options.num_parallel
+        params.n_threads = options.num_threads
+        params.n_threads_batch = options.num_threads_batch
+        params.flash_attn_type = _FLASH[options.flash_attention]
+        params.type_k = params.type_v = _KV_TYPES[options.kv_cache_type]
+        params.kv_unified = False
+        params.no_perf = True
+        self.handle = lib.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise LoadFailed(
+                f"llama.cpp could not allocate a context of {options.num_parallel} × {options.num_ctx} tokens: "
+                f"{library.last_errors() or 'no reason given'}",
+                hint="Lower num_ctx (LOCALLLM_CONTEXT_LENGTH) or the number of slots (LOCALLLM_NUM_PARALLEL).",
+            )
+        self.num_slots = options.num_parallel
+        self.num_ctx = int(lib.llama_n_ctx_seq(self.handle))
+        self.batch = Batch(options.num_batch)
+        self._memory = lib.llama_get_memory(self.handle)
+        self.can_cut = self._probe_cut(model)
+
+    def decode(self) -> DecodeResult:
+        """Compute the batch. Raises DecodeError on a code that means a bug or a fatal condition.
+
+        After NO_ROOM the memory is as before; after ABORTED some positions may be filled: see `next_position`.
+        """
+        self.batch.native.n_tokens = self.batch.num_tokens
+        code = lib.llama_decode(self.handle, self.batch.native)
+        if code < 0:
+            raise DecodeError(f"llama_decode returned {code}: {library.last_errors()}")
+        return DecodeResult(code)
+
+    def next_position(self, slot: int) -> int:
+        """How many positions of `slot` are filled."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def cut(self, slot: int, position: int) -> bool:
+        """Forget everything of `slot` from `position` on. False, and nothing changed, when the memory cannot be cut."""
+        return bool(lib.llama_memory_seq_rm(self._memory, slot, position, -1))
+
+    def copy(self, source: int, destination: int) -> None:
+        """Replace all of `destination` by all of `source`; a part of a stream cannot be copied."""
+        lib.llama_memory_seq_rm(self._memory, destination, -1, -1)
+        lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
+
+    def _probe_cut(self, model: Model) -> bool:
+        """Recurrent and hybrid memories refuse to drop a tail; the only reliable test is to try (two tokens)."""
+        token = max(0, int(lib.llama_vocab_bos(model.vocab)))
+        self.batch.clear()
+        self.batch.add(0, [token, token], 0, wants_output=True)
+        self.decode()
+        can_cut = self.cut(0, 1)
+        self.cut(0, 0)
+        return can_cut

@@ -1,0 +1,99 @@
+"""A loaded model: weights and vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import llama_cpp as lib
+
+from localllm.errors import LoadFailed
+from localllm.llama import library
+from localllm.types import LoadOptions
+
+
+class Model:
+    """Weights, tokeniser and metadata of one GGUF file.
+
+    Safe to share between threads after construction: everything here only reads. Freed by the end of the process, which
+    is how a runner ends.
+    """
+
+    def __init__(
+        self, path: str, options: LoadOptions, on_progress: Callable[[float], None] = lambda _fraction: None
+    ) -> None:
+        """Load `path`; `on_progress` gets fractions from 0 to 1. Raises LoadFailed with the library's own words."""
+        library.init()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = options.num_gpu_layers
+        params.main_gpu = options.main_gpu
+        params.load_mode = lib.LLAMA_LOAD_MODE_AUTO if options.use_mmap else lib.LLAMA_LOAD_MODE_NONE
+
+        def report(fraction: float, _user_data: ctypes.c_void_p) -> bool:
+            on_progress(fraction)
+            return True
+
+        callback = lib.llama_progress_callback(report)
+        params.progress_callback = callback
+        self.handle = lib.llama_model_load_from_file(path.encode(), params)
+        if not self.handle:
+            raise LoadFailed(
+                f"llama.cpp could not load the model: {library.last_errors() or 'no reason given'}",
+                hint="The file may be damaged, or newer than this llama.cpp: `localllm show` tells its architecture.",
+            )
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        self.num_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.num_ctx_train = int(lib.llama_model_n_ctx_train(self.handle))
+        self.num_layers = int(lib.llama_model_n_layer(self.handle))
+        self.size_bytes = int(lib.llama_model_size(self.handle))
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self.eog_tokens = frozenset(t for t in range(self.num_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja source inside the model file, or "" when it has none."""
+        source = lib.llama_model_chat_template(self.handle, None)
+        return "" if source is None else str(source.decode("utf-8", "replace"))
+
+    @property
+    def bos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_eos(self.vocab))
+
+    def _special_text(self, token: int) -> str:
+        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """Token ids of `text`, control tokens recognised. `add_special` puts BOS or EOS where the model wants them."""
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 8
+        while True:
+            tokens = (lib.llama_token * capacity)()
+            count = lib.llama_tokenize(self.vocab, data, len(data), tokens, capacity, add_special, True)
+            if count >= 0:
+                return list(tokens[:count])
+            assert -count > capacity, "the tokeniser refused a buffer that it had asked for"
+            capacity = -count
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        """The bytes that `token` stands for, which need not be whole characters. Control tokens only if `special`."""
+        key = (token, special)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = self._read_piece(token, special)
+        return piece
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+        return b"".join(self.piece(token, special=special) for token in tokens)
