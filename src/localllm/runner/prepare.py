@@ -1,0 +1,101 @@
+"""From a ChatRequest to a sequence that the engine can run: render, tokenise, check the length."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+from localllm.chat.formats import parser_for
+from localllm.chat.history import drop_oldest, render
+from localllm.chat.template import ChatTemplate
+from localllm.errors import ContextExceeded, InvalidRequest
+from localllm.llama.model import Model
+from localllm.llama.sampler import Sampler
+from localllm.runner.engine import Arrival
+from localllm.runner.output import LiveRequest
+from localllm.runner.sequence import Sequence
+from localllm.runner.text import TextStream
+from localllm.types import ChatRequest, Message
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    text: str
+    tokens: list[int]
+    num_dropped_messages: int = 0
+
+
+class Preparer:
+    """Owns the compiled chat template. Used by the reader thread only."""
+
+    def __init__(self, model: Model, num_ctx: int, template_source: str) -> None:
+        self._model = model
+        self._num_ctx = num_ctx
+        self._template = ChatTemplate(template_source, bos_token=model.bos_text, eos_token=model.eos_text)
+
+    def prepare(self, request: ChatRequest) -> tuple[LiveRequest, Arrival]:
+        """Raises ContextExceeded with both numbers, TemplateError, or InvalidRequest."""
+        prompt = self._fit(request)
+        sequence = Sequence(
+            id=request.id,
+            tokens=prompt.tokens,
+            max_tokens=self._max_tokens(request, len(prompt.tokens)),
+            arrived_at=time.monotonic(),
+            eog_tokens=self._model.eog_tokens,
+            priority=request.priority,
+            client=request.client,
+        )
+        live = LiveRequest(
+            sequence, self._text_stream(request, prompt.text), request.return_tokens, prompt.num_dropped_messages
+        )
+        return live, Arrival(sequence, Sampler(request.sampling, prompt.tokens, self._num_ctx))
+
+    def _max_tokens(self, request: ChatRequest, num_prompt_tokens: int) -> int:
+        num_predict = request.sampling.num_predict
+        if num_predict is None or num_predict < 0:
+            return self._num_ctx
+        return min(self._num_ctx, num_prompt_tokens + num_predict)
+
+    def _text_stream(self, request: ChatRequest, prompt: str) -> TextStream:
+        is_chat = request.messages is not None
+        parser = parser_for(
+            self._template.source if is_chat else "", tools=request.tools, think=request.think, prompt=prompt
+        )
+        model, special = self._model, parser.needs_special_tokens
+        return TextStream(lambda token: model.piece(token, special=special), request.sampling.stop, parser)
+
+    def _fit(self, request: ChatRequest) -> _Prompt:
+        """The prompt, shortened by whole messages if the request allows it and the window demands it."""
+        messages, num_dropped = request.messages, 0
+        while True:
+            text = self._render(request, messages)
+            tokens = [*request.context_tokens, *self._tokenize(text, has_context=bool(request.context_tokens))]
+            if not tokens:
+                raise InvalidRequest("the prompt is empty", hint="Send some text.")
+            if len(tokens) < self._num_ctx:
+                return _Prompt(text, tokens, num_dropped)
+            shorter = drop_oldest(messages) if request.truncate and messages else None
+            if shorter is None:
+                raise self._too_long(len(tokens))
+            num_dropped += len(messages or ()) - len(shorter)
+            messages = shorter
+
+    def _render(self, request: ChatRequest, messages: Sequences[Message] | None) -> str:
+        if messages is None:
+            return request.prompt or ""
+        return render(self._template, messages, tools=request.tools, think=request.think)
+
+    def _tokenize(self, text: str, *, has_context: bool) -> list[int]:
+        """BOS exactly once: not after an earlier exchange, and not when the template has written it already."""
+        has_bos = bool(self._model.bos_text) and text.startswith(self._model.bos_text)
+        return self._model.tokenize(text, add_special=not has_bos and not has_context)
+
+    def _too_long(self, num_tokens: int) -> ContextExceeded:
+        return ContextExceeded(
+            f"the prompt is longer than the context length: it has {num_tokens} tokens and the window holds "
+            f"{self._num_ctx}, of which at least one must be left for the answer",
+            hint="Shorten the prompt or load the model with a larger num_ctx.",
+            num_prompt_tokens=num_tokens,
+            num_ctx=self._num_ctx,
+        )

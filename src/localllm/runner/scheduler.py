@@ -1,0 +1,191 @@
+"""PURE: who gets how many tokens of the next step.
+
+There are no phases. A sequence has tokens that are known and tokens that are computed, and each step closes a part of
+the gap under one budget: first every running sequence that lacks a single token (it decodes), then the prompts with
+what is left. The clock is an argument; the memory is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from localllm.runner.cost import StepCost
+from localllm.runner.prefix_cache import Placement, PrefixCache
+from localllm.runner.sequence import Sequence, Status
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute `num_tokens` of `sequence` from its first uncomputed one; `wants_output` when that closes the gap."""
+
+    sequence: Sequence
+    num_tokens: int
+    wants_output: bool
+
+
+@dataclass
+class StepPlan:
+    """What the engine does next: first the placements in order, then the chunks (ascending slots) in one batch."""
+
+    placements: list[Placement] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0
+
+
+class Scheduler:
+    """Owns all live sequences and the leases of slots."""
+
+    def __init__(self, *, num_slots: int, max_batch_tokens: int, cost: StepCost, can_cut: bool = True) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self._cost = cost
+        self._cache = PrefixCache(num_slots, can_cut=can_cut)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._step = 0
+        # Set by a preemption until somebody leaves: admitting the victim at once would fill the memory again.
+        self._is_full = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def find(self, id: str) -> Sequence | None:
+        return next((s for s in (*self._running, *self._waiting) if s.id == id), None)
+
+    def cancel(self, id: str, now: float) -> Sequence | None:
+        """End a sequence wherever it is; None when it is not (or no longer) here."""
+        sequence = self.find(id)
+        if sequence is not None:
+            sequence.finish("cancelled", now)
+            self._drop(sequence)
+        return sequence
+
+    def cancel_only_running(self, now: float) -> Sequence:
+        """End the one running sequence, for which not even an otherwise empty memory has room."""
+        (sequence,) = self._running
+        sequence.finish("cancelled", now)
+        self._drop(sequence)
+        return sequence
+
+    def schedule(self, now: float) -> StepPlan:
+        """Admit what fits, then share out one step's tokens. The plan is empty only when there is no work."""
+        self._step += 1
+        plan = StepPlan(placements=self._admit(now))
+        decoding = [s for s in self._running if s.num_missing_tokens == 1]
+        prompts = [s for s in self._running if s.num_missing_tokens > 1]
+        shares = {s.id: 1 for s in decoding}
+        plan.num_decode_tokens = len(decoding)
+        room = self._max_batch_tokens - len(decoding)
+        shares |= self._share_out(prompts, min(room, self._cost.prefill_budget(len(decoding))))
+        plan.num_prefill_tokens = sum(shares.values()) - len(decoding)
+        plan.chunks = [
+            Chunk(s, shares[s.id], shares[s.id] == s.num_missing_tokens) for s in self._running if s.id in shares
+        ]
+        plan.chunks.sort(key=lambda chunk: chunk.sequence.slot or 0)
+        return plan
+
+    def _admit(self, now: float) -> list[Placement]:
+        placements: list[Placement] = []
+        if self._is_full:
+            return placements
+        self._waiting.sort(key=lambda s: (s.priority, s.arrived_at))
+        while self._waiting:
+            sequence = self._waiting[0]
+            placement = self._cache.lease(sequence.tokens)
+            if placement is None:
+                break
+            self._waiting.pop(0)
+            sequence.slot = placement.slot
+            sequence.num_computed_tokens = placement.num_cached_tokens
+            if sequence.admitted_at is None:
+                sequence.admitted_at = now
+                sequence.num_cached_tokens = placement.num_cached_tokens
+            sequence.status = Status.RUNNING
+            self._running.append(sequence)
+            placements.append(placement)
+        return placements
+
+    def _share_out(self, prompts: Iterable[Sequence], budget: int) -> dict[str, int]:
+        """Prompts take turns: whoever waited longest for a share goes first, a new arrival before all."""
+        shares = {}
+        for sequence in sorted(prompts, key=lambda s: (s.turn, s.priority, s.arrived_at)):
+            if budget <= 0:
+                break
+            share = min(sequence.num_missing_tokens, budget)
+            budget -= share
+            shares[sequence.id] = share
+            sequence.turn = self._step
+        return shares
+
+    def update(self, plan: StepPlan, sampled: dict[str, int], seconds: float, now: float) -> list[Sequence]:
+        """Book a computed step. `sampled` maps the ids of chunks with output to their new tokens.
+
+        `seconds` is how long the decode took. Returns the sequences that the step finished.
+        """
+        self._cost.observe(plan.num_decode_tokens, plan.num_prefill_tokens, seconds)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            assert sequence.slot is not None
+            sequence.num_computed_tokens += chunk.num_tokens
+            self._cache.advance(sequence.slot, sequence.num_computed_tokens)
+            if chunk.wants_output:
+                self._take_token(sequence, sampled[sequence.id], now)
+        finished = [chunk.sequence for chunk in plan.chunks if chunk.sequence.status is Status.FINISHED]
+        for sequence in finished:
+            self._drop(sequence)
+        return finished
+
+    @staticmethod
+    def _take_token(sequence: Sequence, token: int, now: float) -> None:
+        if sequence.num_tokens >= sequence.max_tokens:
+            # Asked for no tokens at all: the prompt was computed, and that was the wish.
+            sequence.finish("length", now)
+        else:
+            sequence.append(token, now)
+
+    def preempt(self) -> Sequence | None:
+        """Take the slot from the running sequence that matters least and let it wait; None when only one runs.
+
+        It goes on later from what is then still cached.
+        """
+        if len(self._running) < 2:
+            return None
+        victim = max(self._running, key=lambda s: (s.priority, s.arrived_at))
+        self._drop(victim)
+        victim.status = Status.WAITING
+        victim.num_computed_tokens = 0
+        victim.turn = -1
+        self._waiting.append(victim)
+        self._is_full = True
+        return victim
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+            return
+        self._running.remove(sequence)
+        self._cache.release(sequence.slot)
+        sequence.slot = None
+        self._is_full = False
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when slots and sequences disagree. Cheap; the engine calls it whenever it goes idle."""
+        self._cache.check_integrity()
+        slots = [s.slot for s in self._running]
+        assert None not in slots, "a running sequence has no slot"
+        assert len(set(slots)) == len(slots), "two running sequences share a slot"
+        assert all(s.slot is None for s in self._waiting), "a waiting sequence holds a slot"
+        assert self._cache.num_free_slots + len(slots) == self._cache.num_slots, "a slot is leased to nobody"

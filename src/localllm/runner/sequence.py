@@ -1,0 +1,71 @@
+"""One stream of tokens on its way through the engine. Plain state: the scheduler is its only writer."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from localllm.types import FinishReason
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Progress is two counters: `num_tokens` known and `num_computed_tokens` of them in the KV memory.
+
+    Times are in seconds of one monotonic clock. `max_tokens` bounds prompt plus answer. `turn` is the step in which the
+    prompt last got a share of a batch, -1 before the first.
+    """
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+    arrived_at: float
+    eog_tokens: frozenset[int] = frozenset()
+    priority: int = 0
+    client: str = ""
+    num_prompt_tokens: int = field(init=False)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    slot: int | None = None
+    status: Status = Status.WAITING
+    turn: int = -1
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens known but not yet computed: what a step works on."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    def append(self, token: int, now: float) -> None:
+        """Take the sampled `token` and finish when it ends the answer or the answer is as long as it may be."""
+        self.num_output_tokens += 1
+        if self.first_token_at is None:
+            self.first_token_at = now
+        if token in self.eog_tokens:
+            self.finish("stop", now)
+            return
+        self.tokens.append(token)
+        if len(self.tokens) >= self.max_tokens:
+            self.finish("length", now)
+
+    def finish(self, reason: FinishReason, now: float) -> None:
+        self.status = Status.FINISHED
+        self.finish_reason = reason
+        self.finished_at = now

@@ -1,0 +1,87 @@
+"""From tokens to typed deltas: whole characters only, stop strings never shown, thinking and tool calls told apart."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+from localllm.chat.formats import OutputParser
+from localllm.types import Delta
+
+
+class StopMatcher:
+    """Finds the first stop string in a stream and holds back only what may still become one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.is_stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain now. Once `is_stopped`, everything before the stop string has been returned."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        hits = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if hits:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(hits)]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back and, at the end of the stream, turned out to be plain text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, short of all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+class TextStream:
+    """One answer: bytes of tokens in, deltas out."""
+
+    def __init__(self, piece: Callable[[int], bytes], stops: tuple[str, ...], parser: OutputParser) -> None:
+        """`piece` gives the bytes of a token, which need not be whole characters."""
+        self._piece = piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = StopMatcher(stops)
+        self._parser = parser
+        self._num_new_tokens = 0
+        self.num_tokens = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string was found: nothing more may be fed."""
+        return self._stops.is_stopped
+
+    def feed(self, token: int) -> Delta | None:
+        """The delta that `token` completes, or None when nothing can be shown yet."""
+        self.num_tokens += 1
+        self._num_new_tokens += 1
+        text = self._stops.feed(self._decoder.decode(self._piece(token)))
+        return self._delta(self._parser.feed(text)) if text else None
+
+    def finish(self) -> Delta | None:
+        """The last delta, once no more tokens come."""
+        tail = "" if self.is_stopped else self._stops.feed(self._decoder.decode(b"", final=True))
+        tail += self._stops.finish()
+        return self._delta([*(self._parser.feed(tail) if tail else ()), *self._parser.finish()])
+
+    def _delta(self, pieces: list[Delta]) -> Delta | None:
+        if not pieces:
+            return None
+        num_tokens, self._num_new_tokens = self._num_new_tokens, 0
+        return Delta(
+            content="".join(p.content for p in pieces),
+            thinking="".join(p.thinking for p in pieces),
+            tool_calls=tuple(call for p in pieces for call in p.tool_calls),
+            num_tokens=num_tokens,
+        )

@@ -1,0 +1,275 @@
+"""The scheduler without a model: who is scheduled for how many tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localllm.runner.cost import MIN_PREFILL_TOKENS, StepCost
+from localllm.runner.scheduler import Scheduler, StepPlan
+from localllm.runner.sequence import Sequence, Status
+
+EOG = 0
+
+
+def create_scheduler(num_slots: int = 4, *, max_batch_tokens: int = 64, prefill_budget: int | None = None) -> Scheduler:
+    """`prefill_budget`: prompt tokens allowed in a step in which somebody decodes; None for no limit."""
+    cost = StepCost(0.0)
+    if prefill_budget is not None:
+        cost = StepCost(prefill_budget * 0.001 + 1e-9)
+        cost.prefill_token = 0.001
+    return Scheduler(num_slots=num_slots, max_batch_tokens=max_batch_tokens, cost=cost)
+
+
+def create_sequence(
+    id: str, num_prompt: int, *, max_new: int = 100, arrived_at: float = 0.0, first: int = 1000, priority: int = 0
+) -> Sequence:
+    """A sequence with a prompt that shares nothing with one of another `first`."""
+    tokens = list(range(first, first + num_prompt))
+    return Sequence(id, tokens, num_prompt + max_new, arrived_at, frozenset({EOG}), priority)
+
+
+def run_step(scheduler: Scheduler, *, token: int = 7, now: float = 1.0) -> StepPlan:
+    plan = scheduler.schedule(now)
+    sampled = {chunk.sequence.id: token for chunk in plan.chunks if chunk.wants_output}
+    scheduler.update(plan, sampled, plan.num_prefill_tokens * 0.001, now)
+    scheduler.check_integrity()
+    return plan
+
+
+def shares(plan: StepPlan) -> dict[str, int]:
+    return {chunk.sequence.id: chunk.num_tokens for chunk in plan.chunks}
+
+
+def test_prompt_is_chunked_by_the_batch_size_and_then_decodes_one_token_per_step() -> None:
+    scheduler = create_scheduler(max_batch_tokens=64)
+    scheduler.add(create_sequence("a", 150))
+    assert [shares(run_step(scheduler)) for _ in range(4)] == [{"a": 64}, {"a": 64}, {"a": 22}, {"a": 1}]
+
+
+def test_a_long_prompt_never_takes_the_place_of_a_decoding_sequence() -> None:
+    scheduler = create_scheduler(prefill_budget=20)
+    scheduler.add(create_sequence("a", 4))
+    run_step(scheduler)
+    scheduler.add(create_sequence("b", 50, first=5000))
+    assert [shares(run_step(scheduler)) for _ in range(4)] == [
+        {"a": 1, "b": 20},
+        {"a": 1, "b": 20},
+        {"a": 1, "b": 10},
+        {"a": 1, "b": 1},
+    ]
+
+
+def test_prompts_take_turns_and_a_new_arrival_goes_first() -> None:
+    scheduler = create_scheduler(prefill_budget=20)
+    scheduler.add(create_sequence("running", 4))
+    run_step(scheduler)
+    scheduler.add(create_sequence("first", 60, first=5000, arrived_at=1))
+    scheduler.add(create_sequence("second", 60, first=6000, arrived_at=2))
+    turns = []
+    for step in range(4):
+        if step == 2:
+            scheduler.add(create_sequence("third", 10, first=7000, arrived_at=3))
+        turns.append(shares(run_step(scheduler)))
+    assert [turn.keys() - {"running"} for turn in turns] == [{"first"}, {"second"}, {"third", "first"}, {"second"}]
+    assert turns[2] == {"running": 1, "third": 10, "first": 10}
+
+
+def test_chunks_are_in_slot_order_whatever_the_order_of_arrival() -> None:
+    scheduler = create_scheduler(3)
+    for index in range(3):
+        scheduler.add(create_sequence(str(index), 5, first=1000 * (index + 1)))
+    run_step(scheduler)
+    scheduler.cancel("0", 1.0)
+    scheduler.add(create_sequence("late", 5, first=9000))
+    plan = run_step(scheduler)
+    slots = [chunk.sequence.slot for chunk in plan.chunks]
+    assert slots == sorted(slot for slot in slots if slot is not None)
+    assert len(slots) == 3
+
+
+def test_more_sequences_than_slots_wait_and_follow_by_priority_then_arrival() -> None:
+    scheduler = create_scheduler(1)
+    scheduler.add(create_sequence("a", 4, arrived_at=0))
+    run_step(scheduler)
+    scheduler.add(create_sequence("later", 4, first=2000, arrived_at=2))
+    scheduler.add(create_sequence("sooner", 4, first=3000, arrived_at=3, priority=-1))
+    assert scheduler.num_waiting == 2
+    scheduler.cancel("a", 1.0)
+    assert list(shares(run_step(scheduler))) == ["sooner"]
+
+
+def test_end_token_finishes_with_stop_and_is_not_part_of_the_text() -> None:
+    scheduler = create_scheduler()
+    sequence = create_sequence("a", 4)
+    scheduler.add(sequence)
+    run_step(scheduler)
+    run_step(scheduler, token=EOG)
+    assert (sequence.finish_reason, sequence.tokens[4:], sequence.num_output_tokens) == ("stop", [7], 2)
+    assert not scheduler.has_work
+
+
+def test_length_limit_finishes_with_exactly_that_many_tokens() -> None:
+    scheduler = create_scheduler()
+    sequence = create_sequence("a", 4, max_new=3)
+    scheduler.add(sequence)
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (sequence.finish_reason, sequence.num_output_tokens) == ("length", 3)
+
+
+def test_no_tokens_wanted_computes_the_prompt_and_gives_none() -> None:
+    scheduler = create_scheduler()
+    sequence = create_sequence("a", 4, max_new=0)
+    scheduler.add(sequence)
+    run_step(scheduler)
+    assert (sequence.finish_reason, sequence.num_output_tokens, sequence.num_tokens) == ("length", 0, 4)
+
+
+def test_cancel_frees_the_slot_for_the_next_step() -> None:
+    scheduler = create_scheduler(1, max_batch_tokens=8)
+    scheduler.add(create_sequence("long", 1000))
+    scheduler.add(create_sequence("next", 4, first=5000, arrived_at=1))
+    run_step(scheduler)
+    cancelled = scheduler.cancel("long", 1.0)
+    assert cancelled is not None and cancelled.finish_reason == "cancelled"
+    assert list(shares(run_step(scheduler))) == ["next"]
+
+
+def test_cancel_of_an_unknown_or_finished_sequence_is_no_error() -> None:
+    scheduler = create_scheduler()
+    assert scheduler.cancel("nobody", 0.0) is None
+
+
+def test_second_turn_of_a_chat_computes_only_what_is_new() -> None:
+    scheduler = create_scheduler()
+    first = create_sequence("a", 40, max_new=3)
+    scheduler.add(first)
+    while scheduler.has_work:
+        run_step(scheduler)
+    second = Sequence("b", [*first.tokens, 50, 51, 52], 200, 1.0)
+    scheduler.add(second)
+    plan = run_step(scheduler)
+    # The last generated token was never computed, so it is computed with the three new ones.
+    assert second.num_cached_tokens == 42
+    assert shares(plan) == {"b": 4}
+
+
+def test_same_prompt_again_computes_one_token_for_its_logits() -> None:
+    scheduler = create_scheduler()
+    scheduler.add(create_sequence("a", 40, max_new=1))
+    run_step(scheduler)
+    again = create_sequence("b", 40)
+    scheduler.add(again)
+    assert shares(run_step(scheduler)) == {"b": 1}
+    assert again.num_cached_tokens == 39
+
+
+def test_prefix_of_a_running_sequence_is_copied_to_another_slot() -> None:
+    scheduler = create_scheduler(2, max_batch_tokens=512)
+    scheduler.add(create_sequence("a", 100))
+    run_step(scheduler)
+    other = Sequence("b", [*range(1000, 1080), 1, 2, 3], 200, 1.0)
+    scheduler.add(other)
+    plan = run_step(scheduler)
+    (placement,) = plan.placements
+    assert (placement.source, placement.slot, placement.num_cached_tokens) == (0, 1, 80)
+    assert shares(plan) == {"a": 1, "b": 3}
+
+
+def test_memory_that_cannot_be_cut_serves_only_an_extension() -> None:
+    scheduler = Scheduler(num_slots=1, max_batch_tokens=64, cost=StepCost(0.0), can_cut=False)
+    first = create_sequence("a", 40, max_new=2)
+    scheduler.add(first)
+    while scheduler.has_work:
+        run_step(scheduler)
+    scheduler.add(extension := Sequence("b", [*first.tokens, 50], 45, 1.0))
+    run_step(scheduler)
+    assert extension.num_cached_tokens == 41
+    scheduler.cancel("b", 1.0)
+    scheduler.add(branch := Sequence("c", [*first.tokens[:30], 60], 45, 2.0))
+    run_step(scheduler)
+    assert branch.num_cached_tokens == 0
+
+
+def test_preempted_sequence_waits_until_somebody_leaves_and_loses_nothing() -> None:
+    scheduler = create_scheduler(2)
+    scheduler.add(create_sequence("a", 10, max_new=2, arrived_at=0))
+    scheduler.add(late := create_sequence("b", 10, first=5000, arrived_at=1))
+    run_step(scheduler)
+    known = list(late.tokens)
+    assert scheduler.preempt() is late
+    assert late.status is Status.WAITING
+    assert list(shares(run_step(scheduler))) == ["a"]
+    run_step(scheduler)
+    assert late.status is Status.RUNNING
+    assert late.tokens[: len(known)] == known
+    assert late.num_prompt_tokens == 10
+
+
+def test_prefill_budget_follows_the_measured_cost_of_a_prompt_token() -> None:
+    cost = StepCost(0.1)
+    for _ in range(50):
+        cost.observe(4, 0, 0.03)
+        cost.observe(4, 100, 0.03 + 100 * 0.002)
+    assert 45 <= cost.prefill_budget(4) <= 55
+    for _ in range(100):
+        cost.observe(4, 100, 0.03 + 100 * 0.1)
+    assert cost.prefill_budget(4) == MIN_PREFILL_TOKENS
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: st.DataObject) -> None:
+    """Arrivals, cancels, preemptions and end tokens in any order, over prompts that share prefixes."""
+    num_slots = data.draw(st.integers(1, 4))
+    scheduler = create_scheduler(num_slots, max_batch_tokens=data.draw(st.integers(8, 40)), prefill_budget=10)
+    live: dict[str, Sequence] = {}
+    held: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
+    ended: list[str] = []
+    for step in range(40):
+        action = data.draw(st.sampled_from(["add", "add", "cancel", "preempt", "step", "step", "step"]))
+        if action == "add":
+            shared = data.draw(st.integers(0, 70))
+            own = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=20))
+            sequence = Sequence(f"s{step}", [*range(100, 100 + shared), *own], shared + len(own) + 4, float(step))
+            live[sequence.id] = sequence
+            scheduler.add(sequence)
+        elif action == "cancel" and live:
+            id = data.draw(st.sampled_from(sorted(live)))
+            assert scheduler.cancel(id, 0.0) is live.pop(id)
+            ended.append(id)
+        elif action == "preempt":
+            scheduler.preempt()
+        elif scheduler.has_work:
+            plan = scheduler.schedule(float(step))
+            _check_memory(plan, held)
+            sampled = {c.sequence.id: data.draw(st.integers(6, 9)) for c in plan.chunks if c.wants_output}
+            for sequence in scheduler.update(plan, sampled, 0.01, float(step)):
+                del live[sequence.id]
+                ended.append(sequence.id)
+        scheduler.check_integrity()
+    while scheduler.has_work:
+        plan = scheduler.schedule(99.0)
+        assert plan.chunks, "there is work but the plan is empty"
+        _check_memory(plan, held)
+        sampled = {c.sequence.id: 6 for c in plan.chunks if c.wants_output}
+        for sequence in scheduler.update(plan, sampled, 0.01, 99.0):
+            del live[sequence.id]
+            ended.append(sequence.id)
+    assert not live
+    assert len(set(ended)) == len(ended)
+
+
+def _check_memory(plan: StepPlan, held: dict[int, list[int]]) -> None:
+    """Play the plan on a model of the KV memory: each sequence must find exactly its own tokens below its chunk."""
+    for placement in plan.placements:
+        if placement.source is not None:
+            held[placement.slot] = list(held[placement.source])
+        held[placement.slot] = held[placement.slot][: placement.num_cached_tokens]
+    for chunk in plan.chunks:
+        sequence = chunk.sequence
+        assert sequence.slot is not None
+        done = sequence.num_computed_tokens
+        assert held[sequence.slot] == sequence.tokens[:done], "a sequence would read another's memory"
+        held[sequence.slot] = sequence.tokens[: done + chunk.num_tokens]
