@@ -38,8 +38,8 @@ class DecodeError(RuntimeError):
 class Batch:
     """A llama_batch whose arrays are numpy's: filled by slices, never token by token.
 
-    Token `i` of the batch belongs to exactly one slot. Rows of one slot must be consecutive and slots ascending: split KV
-    streams only share a micro-batch when their ids follow each other.
+    Token `i` of the batch belongs to exactly one slot. Rows of one slot must be consecutive and slots ascending: split
+    KV streams only share a micro-batch when their ids follow each other.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -7,6 +7,7 @@ the daemon's end. Receiving returns None when the other side is gone: that is th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -109,7 +110,5 @@ class AsyncChannel(Generic[Sent, Received]):
 
     async def close(self) -> None:
         self._writer.close()
-        try:
+        with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
-        except ConnectionError:
-            pass

@@ -1,9 +1,10 @@
 """Every message that crosses between the daemon and a runner.
 
-Life of a channel: the daemon sends `Load` once; the runner answers with any number of `LoadProgress` and then exactly one
-`Loaded` or `LoadFailed`. After `Loaded` the daemon may send `Chat` and `Cancel`. Every `Chat` gets exactly one terminal
-item (`Done` or `Failed`) inside some `Outputs` frame; a cancelled request ends with `Done(finish_reason="cancelled")`.
-`Cancel` for an unknown or finished id is not an error. Closing the socket ends the runner.
+Life of a channel: the daemon sends `Load` once; the runner answers with any number of `LoadProgress` and then exactly
+one `Loaded` or `LoadFailed`. After `Loaded` the daemon may send `Chat` and `Cancel`. Every `Chat` gets exactly one
+terminal item (`Done` or `Failed`) inside some `Outputs` frame; a cancelled request ends with
+`Done(finish_reason="cancelled")`. `Cancel` for an unknown or finished id is not an error. Closing the socket ends the
+runner.
 """
 
 from __future__ import annotations
