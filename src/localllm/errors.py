@@ -3,6 +3,8 @@
 LocalLLMError
 ├── InvalidRequest            400  the caller's input is wrong; names the field
 │   ├── InvalidName           400  not a model name
+│   ├── InvalidOption         400  a known option with a value of the wrong kind (500 on /api, as in Ollama)
+│   ├── BodyTooLarge          413  more than a request may send
 │   ├── Unsupported           400  understood, but this model or version cannot do it
 │   ├── ContextExceeded       400  prompt longer than the window; carries both numbers
 │   └── TemplateError         400  the model's chat template refused or broke on this conversation
@@ -74,6 +76,15 @@ class InvalidRequest(LocalLLMError):
 
 class InvalidName(InvalidRequest):
     code = "invalid_name"
+
+
+class InvalidOption(InvalidRequest):
+    code = "invalid_option"
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+    status = 413
 
 
 class Unsupported(InvalidRequest):
