@@ -1,0 +1,116 @@
+"""PURE: the state that residency keeps of each model, and its account of memory and places."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from localllm.daemon.backoff import CrashHistory
+from localllm.daemon.decisions import LoadPlan, Request, differences
+from localllm.types import LoadWishes, RunnerInfo
+
+if TYPE_CHECKING:
+    from localllm.store.library import StoredModel
+
+
+FIRST_REASON = "it was asked for"
+
+
+class Status(enum.Enum):
+    ABSENT = "absent"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(eq=False)
+class Entry:
+    """One model: its runner, if there is one, and the requests that have it or wait for it.
+
+    `plan` is that of the current runner, or the one that was last considered. `in_flight` maps the ids of granted
+    requests to when they were granted. `is_claimed`: somebody else's turn has come, so nothing more is granted and the
+    runner ends when it is idle; `is_unloading` is the same, because it was told to. `wishes` is what the last load was
+    for, as long as the next one should serve that too; `reason` is why there is, or has to be, a load.
+    """
+
+    key: str
+    name: str
+    model: StoredModel
+    plan: LoadPlan
+    keep_alive: float | None
+    status: Status = Status.ABSENT
+    runner: int = 0
+    info: RunnerInfo | None = None
+    reason: str = FIRST_REASON
+    fraction: float = 0.0
+    progress_at: float = 0.0
+    idle_since: float = 0.0
+    is_claimed: bool = False
+    is_unloading: bool = False
+    wishes: tuple[LoadWishes, ...] = ()
+    waiting: list[Request] = field(default_factory=list)
+    in_flight: dict[str, float] = field(default_factory=dict)
+    mean_seconds: float = 1.0
+    crashes: CrashHistory = field(default_factory=CrashHistory)
+
+    @property
+    def num_slots(self) -> int:
+        return self.info.num_slots if self.info is not None else self.plan.options.num_parallel
+
+    @property
+    def has_runner(self) -> bool:
+        return self.status is not Status.ABSENT
+
+    @property
+    def is_idle(self) -> bool:
+        return self.status is Status.READY and not self.in_flight
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.info is None or self.info.num_gpu_layers > 0 or self.plan.options.num_gpu_layers == 0
+
+    def differs(self, wishes: LoadWishes) -> str:
+        return differences(self.plan, wishes, has_gpu=self.has_gpu)
+
+    def expires_at(self, now: float) -> float:
+        """When the runner ends if nobody asks for it any more; infinite means never."""
+        if self.keep_alive is None:
+            return math.inf
+        return (self.idle_since if self.is_idle else now) + self.keep_alive
+
+    def deadlines(self, load_timeout: float | None, patience: float, now: float) -> Iterator[float]:
+        """The times at which this model needs a look although nothing has happened."""
+        if self.status is Status.LOADING and load_timeout is not None:
+            yield self.progress_at + load_timeout
+        if self.is_idle:
+            yield self.expires_at(now)
+        if self.waiting:
+            yield from (t for t in (self.crashes.ready_at(now), self.waiting[0].arrived_at + patience) if t > now)
+
+
+@dataclass
+class Room:
+    """Memory and places, now and once the runners that are ending have ended."""
+
+    bytes_now: int
+    models_now: int
+    bytes_soon: int
+    models_soon: int
+
+    def fits_now(self, size: int) -> bool:
+        return self.fits_soon(size) and size <= self.bytes_now and self.models_now > 0
+
+    def fits_soon(self, size: int) -> bool:
+        return size <= self.bytes_soon and self.models_soon > 0
+
+    def take_now(self, size: int) -> None:
+        self.bytes_now -= size
+        self.models_now -= 1
+        self.take_soon(size)
+
+    def take_soon(self, size: int) -> None:
+        self.bytes_soon -= size
+        self.models_soon -= 1
