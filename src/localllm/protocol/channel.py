@@ -108,6 +108,10 @@ class AsyncChannel(Generic[Sent, Received]):
             return None
         return self._decoder.decode(body)
 
+    def hang_up(self) -> None:
+        """End the channel at once; what was not yet sent is dropped, and `receive` returns None."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(ConnectionError):
