@@ -1,0 +1,207 @@
+"""Content-addressed files: `blobs/sha256-<64 hex>`, Ollama's layout.
+
+A blob is visible only when it is whole: it grows under a partial's name and is renamed after its digest was verified.
+Locks live beside the layout, in `.localllm/locks`, since Ollama deletes what it does not know among the blobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from localllm.errors import InvalidRequest, NoSpace, StoreError
+
+_DIGEST = re.compile(r"(?:sha256[:-])?([0-9a-f]{64})")
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_CHUNK = 1 << 20
+_FICLONE = 0x40049409  # linux/fs.h
+
+LOCK_SECONDS = 30.0
+
+
+def hex_digest(digest: str) -> str:
+    """The bare 64 hex digits of `sha256:…`, `sha256-…` or themselves: the one place where digests are checked.
+
+    Raises InvalidRequest for anything else, so that no path is ever made of unchecked text.
+    """
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise InvalidRequest(f"invalid digest format: {digest[:80]!r}", hint="A digest is sha256: and 64 hex digits.")
+    return match[1]
+
+
+def hash_file(path: Path, on_progress: Callable[[int], None] = lambda _done: None) -> str:
+    """sha256 of a file as bare hex; `on_progress` gets the number of bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            on_progress(done)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def storage_errors(action: str) -> Iterator[None]:
+    """Turn OSErrors of the store's own files into errors that a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(
+                f"{action}: the disk is full", hint="Free some space, for example with `localllm rm`."
+            ) from None
+        raise StoreError(
+            f"{action}: {error.strerror or error}",
+            hint="Check the folder named by LOCALLLM_MODELS and its permissions.",
+        ) from None
+
+
+class BlobStore:
+    def __init__(self, root: Path) -> None:
+        """`root` is the store's folder; it and what is in it are made when they are first written to."""
+        self.root = root
+        self.folder = root / "blobs"
+        self._locks = root / ".localllm" / "locks"
+
+    def path(self, digest: str) -> Path:
+        return self.folder / f"sha256-{hex_digest(digest)}"
+
+    def has(self, digest: str) -> bool:
+        return self.path(digest).is_file()
+
+    def size(self, digest: str) -> int:
+        """Bytes on disk; 0 when the blob is absent."""
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def partial(self, key: str) -> Path:
+        """Where the bytes for a digest, or for any other key of plain characters, grow."""
+        with contextlib.suppress(InvalidRequest):
+            key = f"sha256-{hex_digest(key)}"
+        assert _KEY.fullmatch(key), "a partial's key must be usable as a file name"
+        self._make_folders()
+        return self.folder / f"{key}-partial"
+
+    def lock(self, key: str, timeout: float = LOCK_SECONDS) -> contextlib.AbstractContextManager[object]:
+        """Exclude other processes and threads from what `key` names. Raises StoreError after `timeout` seconds."""
+        return self._lock(key.replace(":", "-"), timeout)
+
+    @contextlib.contextmanager
+    def _lock(self, key: str, timeout: float) -> Iterator[None]:
+        assert _KEY.fullmatch(key), "a lock's key must be usable as a file name"
+        self._make_folders()
+        lock = FileLock(self._locks / key, timeout=timeout, thread_local=False)
+        try:
+            with storage_errors("locking the store"):
+                lock.acquire()
+        except Timeout:
+            raise StoreError(
+                f"another process has been using {key} for more than {timeout:g} s", hint="Try again when it is done."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def commit(self, partial: Path, digest: str) -> Path:
+        """Make a partial visible as the blob of `digest`, which the caller has verified. Survives a power cut."""
+        target = self.path(digest)
+        with storage_errors("storing a blob"):
+            _sync(partial)
+            partial.replace(target)
+            _sync(self.folder)
+        return target
+
+    def add_bytes(self, data: bytes) -> str:
+        """Store `data`; returns its bare hex digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        if not self.has(digest):
+            with storage_errors("storing a blob"), self._scratch() as scratch:
+                scratch.write_bytes(data)
+                self.commit(scratch, digest)
+        return digest
+
+    def add_file(self, source: Path, on_progress: Callable[[int], None] = lambda _done: None) -> tuple[str, int]:
+        """Take in a file without touching it: a reflink, else a hard link, else a copy. Returns hex digest and size.
+
+        Raises InvalidRequest when the file cannot be read.
+        """
+        try:
+            digest = hash_file(source, on_progress)
+            size = source.stat().st_size
+        except OSError as error:
+            raise InvalidRequest(f"{source} cannot be read: {error.strerror}") from None
+        if not self.has(digest):
+            with storage_errors(f"storing {source.name}"), self._scratch() as scratch:
+                _link_or_copy(source, scratch)
+                self.commit(scratch, digest)
+        return digest, size
+
+    def remove(self, digest: str) -> int:
+        """Delete a blob; returns the bytes that the store no longer holds."""
+        size = self.size(digest)
+        with storage_errors("removing a blob"):
+            self.path(digest).unlink(missing_ok=True)
+        return size
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A name in the blobs' folder, on which nothing stays if the block fails."""
+        self._make_folders()
+        folder = Path(tempfile.mkdtemp(prefix="scratch-", suffix="-partial", dir=self.folder))
+        try:
+            yield folder / "blob"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _make_folders(self) -> None:
+        with storage_errors("making the store's folders"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._locks.mkdir(parents=True, exist_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A reflink shares the bytes until one side changes; a hard link shares the file; a copy always works."""
+    if _reflink(source, target):
+        return
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _reflink(source: Path, target: Path) -> bool:
+    if sys.platform == "darwin":
+        done = subprocess.run(["cp", "-c", str(source), str(target)], capture_output=True, check=False)
+        return done.returncode == 0
+    import fcntl
+
+    try:
+        with source.open("rb") as reader, target.open("wb") as writer:
+            fcntl.ioctl(writer, _FICLONE, reader.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
