@@ -1,0 +1,65 @@
+"""The application: which routes there are, and what surrounds them."""
+
+from __future__ import annotations
+
+import os
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+import localllm
+from localllm.api.errors import on_error, on_http_error
+from localllm.api.finder import ModelFinder
+from localllm.api.generation import Services
+from localllm.api.inventory import InventoryRoutes
+from localllm.api.native import NativeRoutes
+from localllm.api.openai import OpenAIRoutes
+from localllm.api.security import Guard
+from localllm.api.wire import json_response
+from localllm.config import Config
+from localllm.daemon.supervisor import Supervisor
+from localllm.errors import LocalLLMError
+from localllm.store.library import ModelStore
+
+
+def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Starlette:
+    """Starting and draining the supervisor is the caller's business."""
+    return Starlette(
+        routes=_routes(Services(store, supervisor, ModelFinder(store))),
+        middleware=[Middleware(Guard, config=config)],
+        exception_handlers={LocalLLMError: on_error, HTTPException: on_http_error},
+    )
+
+
+def _routes(services: Services) -> list[Route]:
+    native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
+    return [
+        Route("/", root),
+        Route("/health", health),
+        Route("/api/version", inventory.version),
+        Route("/api/generate", native.generate, methods=["POST"]),
+        Route("/api/chat", native.chat, methods=["POST"]),
+        Route("/api/tags", inventory.tags),
+        Route("/api/ps", inventory.ps),
+        Route("/api/show", inventory.show, methods=["POST"]),
+        Route("/api/pull", inventory.pull, methods=["POST"]),
+        Route("/api/delete", inventory.delete, methods=["DELETE"]),
+        Route("/api/copy", inventory.copy, methods=["POST"]),
+        Route("/v1/chat/completions", openai.chat, methods=["POST"]),
+        Route("/v1/models", openai.models),
+        Route("/v1/models/{id:path}", openai.model),
+    ]
+
+
+async def root(request: Request) -> Response:
+    """The words are Ollama's: health checks look for them."""
+    return PlainTextResponse("Ollama is running")
+
+
+async def health(request: Request) -> Response:
+    """How the command line tells this daemon from an Ollama on the same port."""
+    return json_response({"status": "ok", "server": "localllm", "version": localllm.__version__, "pid": os.getpid()})

@@ -1,0 +1,121 @@
+"""From OpenAI's way of asking to localllm's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from localllm.api.generation import Think, parse_think
+from localllm.api.wire import check_integers, invalid, unsupported
+from localllm.api.wire_native import parse_role
+from localllm.api.wire_openai import ChatCompletionBody, MessageBody, ToolCallBody
+from localllm.errors import InvalidRequest
+from localllm.types import Message, ToolCall
+
+_EFFORTS: dict[str, Think] = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "max": "max",
+    "xhigh": "max",
+    "ultra": "max",
+}
+
+
+def check_choices(body: ChatCompletionBody) -> None:
+    """Raises Unsupported for ways of shaping the answer that this version does not have."""
+    if body.response_format.get("type", "text") != "text":
+        raise unsupported("response_format", "other than text is not supported yet")
+    if body.tool_choice not in ("auto", "none"):
+        raise unsupported("tool_choice", "other than auto and none is not supported yet")
+
+
+def think_of(body: ChatCompletionBody) -> Think:
+    """Raises InvalidRequest for an unknown effort."""
+    effort = body.reasoning_effort if body.reasoning_effort is not UNSET else body.reasoning.effort
+    if effort is UNSET or effort is None:
+        return parse_think(body.think)
+    if not isinstance(effort, str) or effort not in _EFFORTS:
+        raise invalid("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+    return _EFFORTS[effort]
+
+
+def options_of(body: ChatCompletionBody) -> dict[str, Any]:
+    """`options` with the fields that OpenAI has for the same things, which come first."""
+    options = dict(body.options)
+    for field in ("seed", "temperature", "top_p", "frequency_penalty", "presence_penalty", "num_ctx"):
+        if (value := getattr(body, field)) is not UNSET:
+            options[field] = value
+    if body.stop is not UNSET:
+        options["stop"] = [body.stop] if isinstance(body.stop, str) else list(body.stop)
+    for field in ("max_tokens", "max_completion_tokens"):
+        if (limit := getattr(body, field)) is not UNSET:
+            if limit < 1:
+                raise invalid(field, "must be at least 1")
+            options["num_predict"] = limit
+    return options
+
+
+def to_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
+    """Raises InvalidRequest or Unsupported that names the message."""
+    names: dict[str, str] = {}
+    messages = []
+    for index, body in enumerate(bodies):
+        messages.append(_message(index, body, names))
+        names |= {call.id: call.name for call in messages[-1].tool_calls}
+    return tuple(messages)
+
+
+def _message(index: int, body: MessageBody, names: Mapping[str, str]) -> Message:
+    role = parse_role(body.role, index)
+    return Message(
+        role=role,
+        content=_content(index, body),
+        thinking=body.reasoning or body.reasoning_content,
+        tool_calls=tuple(_tool_call(f"messages[{index}].tool_calls[{i}]", c) for i, c in enumerate(body.tool_calls)),
+        tool_name=(body.name or names.get(body.tool_call_id, "")) if role == "tool" else "",
+        tool_call_id=body.tool_call_id,
+    )
+
+
+def _content(index: int, body: MessageBody) -> str:
+    """Text parts make one message, a line each."""
+    where = f"messages[{index}].content"
+    if isinstance(body.content, str):
+        return body.content
+    if isinstance(body.content, list):
+        return "\n".join(_part(f"{where}[{i}]", part) for i, part in enumerate(body.content))
+    if body.content is UNSET and body.tool_calls:
+        return ""
+    what = "<nil>" if body.content is UNSET else type(body.content).__name__
+    raise InvalidRequest(f"invalid message content type: {what}", field=where)
+
+
+def _part(where: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text", part.get("refusal")) if kind in ("text", "refusal") else None
+    if isinstance(text, str):
+        return text
+    if isinstance(kind, str) and kind not in ("text", "refusal"):
+        raise unsupported(where, f'of type "{kind}" is not supported yet')
+    raise invalid(where, "must be an object with type and text")
+
+
+def _tool_call(where: str, body: ToolCallBody) -> ToolCall:
+    where = f"{where}.function.arguments"
+    arguments = body.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.DecodeError, RecursionError):
+            raise invalid(where, "is not valid JSON", hint="Send the arguments as they were received.") from None
+    arguments = {} if arguments is UNSET else arguments
+    if not isinstance(arguments, dict):
+        raise invalid(where, "must be a JSON object")
+    check_integers(arguments, where)
+    return ToolCall(body.id, body.function.name, arguments)

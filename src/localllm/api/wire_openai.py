@@ -1,0 +1,148 @@
+"""The bodies and replies of /v1/chat/completions and /v1/models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from localllm.api.wire import Body
+
+# ---- requests ----
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Reasoning(msgspec.Struct):
+    effort: Any = UNSET
+
+
+class FunctionBody(msgspec.Struct):
+    name: str = ""
+    arguments: Any = UNSET
+
+
+class ToolCallBody(msgspec.Struct):
+    function: FunctionBody
+    id: str = ""
+
+
+class MessageBody(msgspec.Struct):
+    """`content` is a string or a list of parts; `reasoning_content` is how some other servers spell `reasoning`."""
+
+    role: str = ""
+    content: Any = UNSET
+    reasoning: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCallBody, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class ChatCompletionBody(Body, kw_only=True):
+    """`num_ctx`, `options`, `keep_alive` and `think` are not OpenAI's: they mean what they mean on /api/chat."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "logit_bias": ({},),
+        "parallel_tool_calls": (True,),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "audio": (),
+        "modalities": (["text"], []),
+        "web_search_options": (),
+    }
+
+    model: str = ""
+    messages: tuple[MessageBody, ...] = ()
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    max_tokens: int | UnsetType = UNSET
+    max_completion_tokens: int | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    stop: str | tuple[str, ...] | UnsetType = UNSET
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    frequency_penalty: float | UnsetType = UNSET
+    presence_penalty: float | UnsetType = UNSET
+    response_format: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: tuple[Any, ...] = ()
+    tool_choice: Any = "auto"
+    reasoning_effort: Any = UNSET
+    reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
+    num_ctx: int | UnsetType = UNSET
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    keep_alive: Any = UNSET
+    think: Any = UNSET
+
+
+# ---- replies ----
+
+
+class ReplyFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(msgspec.Struct, kw_only=True):
+    index: int
+    id: str
+    type: str = "function"
+    function: ReplyFunction
+
+
+class ReplyMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A whole message, or in a stream what is new of it."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ReplyToolCall] | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, omit_defaults=True, kw_only=True):
+    index: int
+    message: ReplyMessage | UnsetType = UNSET
+    delta: ReplyMessage | UnsetType = UNSET
+    finish_reason: str | None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Completion(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A whole answer, or one chunk of it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+
+
+class ModelCards(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]
