@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from localllm.errors import InvalidRequest, NoSpace, StoreError
 
@@ -96,12 +96,22 @@ class BlobStore:
         self._make_folders()
         return self.folder / f"{key}-partial"
 
-    def lock(self, key: str, timeout: float = LOCK_SECONDS) -> contextlib.AbstractContextManager[object]:
-        """Exclude other processes and threads from what `key` names. Raises StoreError after `timeout` seconds."""
-        return self._lock(key.replace(":", "-"), timeout)
-
     @contextlib.contextmanager
-    def _lock(self, key: str, timeout: float) -> Iterator[None]:
+    def lock(self, key: str) -> Iterator[None]:
+        """Exclude other processes and threads from what `key` names. Raises StoreError after LOCK_SECONDS."""
+        lock = self.try_lock(key, LOCK_SECONDS)
+        if lock is None:
+            raise StoreError(
+                f"another process has been using {key} for more than {LOCK_SECONDS:g} s",
+                hint="Try again when it is done.",
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def try_lock(self, key: str, timeout: float = 0.0) -> BaseFileLock | None:
+        """The lock of `key`, to be released by the caller; None when somebody else keeps it for `timeout` seconds."""
         assert _KEY.fullmatch(key), "a lock's key must be usable as a file name"
         self._make_folders()
         lock = FileLock(self._locks / key, timeout=timeout, thread_local=False)
@@ -109,13 +119,8 @@ class BlobStore:
             with storage_errors("locking the store"):
                 lock.acquire()
         except Timeout:
-            raise StoreError(
-                f"another process has been using {key} for more than {timeout:g} s", hint="Try again when it is done."
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+            return None
+        return lock
 
     def commit(self, partial: Path, digest: str) -> Path:
         """Make a partial visible as the blob of `digest`, which the caller has verified. Survives a power cut."""
