@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -260,7 +260,7 @@ class ModelStore:
         free = digests - users.keys() if len(readable) == len(names) else set()
         return Removed(sum(self.blobs.remove(digest) for digest in free), users)
 
-    async def pull(self, text: str, *, insecure: bool = False) -> AsyncIterator[PullEvent]:
+    async def pull(self, text: str, *, insecure: bool = False) -> AsyncGenerator[PullEvent, None]:
         """Fetch a model; see store.pull. Closing the iterator stops the transfer, whose partial stays for the next."""
         from localllm.store.pull import pull
 

