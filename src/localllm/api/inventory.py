@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import datetime, timezone
@@ -28,7 +29,7 @@ from localllm.api.wire_native import (
     ShowBody,
 )
 from localllm.daemon.supervisor import ResidentModel
-from localllm.errors import InvalidName, InvalidRequest, LocalLLMError, ModelNotFound, NotFoundAtSource
+from localllm.errors import Forbidden, InvalidName, InvalidRequest, LocalLLMError, ModelNotFound, NotFoundAtSource
 from localllm.store.library import ModelStore, StoredModel
 from localllm.store.names import ModelName
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 # Ollama's clients show "Forever" for anything that is more than 20 years away; its own value is in 2318.
 FOREVER = datetime(2318, 1, 1, tzinfo=timezone.utc)
+_PATH_STARTS = ("/", "./", "../", "~")
 # `ollama run` and its kind look for these words in the answer to a pull.
 NO_SUCH_MANIFEST = "pull model manifest: file does not exist"
 
@@ -101,6 +103,8 @@ class InventoryRoutes:
         body = decode(await read_body(request), PullBody)
         if not body.reference:
             raise InvalidRequest("invalid model name", field="model")
+        if body.reference.startswith(_PATH_STARTS) and not _is_local(request):
+            raise Forbidden("only a client on the daemon's own machine may name a file there")
         events = _in_ollamas_words(self._store.pull(body.reference, insecure=body.insecure))
         if body.stream:
             return StreamingReply(_pull_lines(events), NDJSON, native_line)
@@ -108,6 +112,10 @@ class InventoryRoutes:
             async for _ in events:
                 pass
         return json_response({"status": "success"})
+
+
+def _is_local(request: Request) -> bool:
+    return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
 
 
 def _parse(text: str, message: str) -> ModelName:

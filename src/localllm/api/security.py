@@ -12,7 +12,6 @@ import logging
 import re
 import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 import psutil
 from starlette.datastructures import Headers
@@ -45,10 +44,8 @@ class Policy:
 
     def __init__(self, origins: Iterable[str], own_names: Iterable[str] = ()) -> None:
         """`origins` may hold one `*` each, `*` alone is everybody; `own_names` are this machine's."""
-        patterns = [*DEFAULT_ORIGINS, *origins]
-        self._origins = re.compile("|".join(map(_as_regex, patterns)), re.IGNORECASE)
-        hosts = [_host_of(origin) for origin in origins]
-        self._hosts = re.compile("|".join(map(_as_regex, filter(None, hosts))) or r"(?!)", re.IGNORECASE)
+        self._configured = _any_of(origins)
+        self._default = _any_of(DEFAULT_ORIGINS)
         self._own_names = {name.lower() for name in own_names}
 
     def allows_host(self, header: str) -> bool:
@@ -56,7 +53,7 @@ class Policy:
         host = _without_port(header).lower().rstrip(".")
         if host in ("", "localhost") or host in self._own_names or host.endswith(_LOCAL_SUFFIXES):
             return True
-        if self._hosts.fullmatch(host):
+        if any(self._configured.fullmatch(origin) for origin in _origins_of(header)):
             return True
         try:
             address = ipaddress.ip_address(host.strip("[]"))
@@ -66,19 +63,23 @@ class Policy:
 
     def allows_origin(self, origin: str, host: str) -> bool:
         """A page that this server itself has served is no stranger."""
-        return self._origins.fullmatch(origin) is not None or origin in (f"http://{host}", f"https://{host}")
+        is_known = self._default.fullmatch(origin) or self._configured.fullmatch(origin)
+        return is_known is not None or origin in _origins_of(host)
 
 
-def _as_regex(pattern: str) -> str:
-    return ".*".join(map(re.escape, pattern.split("*")))
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Matches what any of `patterns` does, in which a `*` stands for anything; without patterns, nothing."""
+    choices = [".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns]
+    return re.compile("|".join(choices) or r"(?!)", re.IGNORECASE)
 
 
-def _host_of(origin: str) -> str:
-    return "*" if origin == "*" else _without_port(urlsplit(origin).netloc)
+def _origins_of(host: str) -> tuple[str, str]:
+    """The origins of pages that come from `host`."""
+    return f"http://{host}", f"https://{host}"
 
 
 def _without_port(host: str) -> str:
-    return host if host.endswith("]") else re.sub(r":[\d*]*$", "", host)
+    return re.sub(r":\d*$", "", host)
 
 
 def own_names() -> set[str]:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.unit.api.harness import Daemon, FakeSupervisor, StoreBuilder, serve
 
 from localllm.config import Config
 from localllm.store.library import ModelStore
-from tests.unit.api.harness import Daemon, FakeSupervisor, StoreBuilder, serve
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A daemon without runners: the real application and store behind a real socket, and a supervisor that follows a script."""
+"""A daemon without runners: the real application and store behind a real socket, and a supervisor with a script."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ class StoreBuilder:
         license: str = "",
         go_template: str = "",
     ) -> StoredModel:
-        path = write_gguf(self.folder / f"{name.replace('/', '-').replace(':', '-')}.gguf", template=template, pooling=pooling)
+        path = write_gguf(
+            self.folder / f"{name.replace('/', '-').replace(':', '-')}.gguf", template=template, pooling=pooling
+        )
         digest, size = self.store.blobs.add_file(path)
         layers = [Layer(manifests.MODEL_LAYER, f"sha256:{digest}", size)]
         history = [{"role": role, "content": content} for role, content in messages]
@@ -150,7 +152,9 @@ class StoreBuilder:
         ):
             if data:
                 layers.append(self._layer(media_type, data))
-        config = self._layer(manifests.CONFIG_TYPE, msgspec.json.encode(ModelConfig(model_family="llama", model_type="1M")))
+        config = self._layer(
+            manifests.CONFIG_TYPE, msgspec.json.encode(ModelConfig(model_family="llama", model_type="1M"))
+        )
         self.store.publish(ModelName.parse(name), msgspec.json.encode(Manifest(config, tuple(layers))))
         return self.store.resolve(name)
 
@@ -204,10 +208,12 @@ async def serve(config: Config, models: StoreBuilder, supervisor: FakeSupervisor
     settings.load()
     server.lifespan = settings.lifespan_class(settings)
     await server.startup(sockets=[listener])
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=10) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=10
+    ) as client:
         yield Daemon(client, supervisor, models, port)
     # uvicorn's own shutdown sleeps; nothing here is worth waiting for.
     for listening in server.servers:
         listening.close()
     for connection in list(server.server_state.connections):
-        connection.transport.abort()  # type: ignore[union-attr]
+        connection.transport.abort()

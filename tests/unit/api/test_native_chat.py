@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from tests.unit.api.harness import DONE, Daemon
 
 from localllm.daemon.supervisor import Granted
 from localllm.errors import QueueFull, RunnerCrashed
 from localllm.protocol.messages import Prefill
 from localllm.types import Delta, Finished, Message, ToolCall, Usage
-from tests.unit.api.harness import DONE, Daemon
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": ["object", "null"]}}}
@@ -209,7 +209,11 @@ async def test_a_changed_model_is_noticed(daemon: Daemon) -> None:
             400,
             '"messages[0].role": "bishop" is not system, user, assistant or tool',
         ),
-        ({"model": "tiny", "messages": [{"role": "user", "content": 3}]}, 400, '"messages[0].content": expected str, got int'),
+        (
+            {"model": "tiny", "messages": [{"role": "user", "content": 3}]},
+            400,
+            '"messages[0].content": expected str, got int',
+        ),
         ({"model": "tiny", "messages": HELLO, "stream": "yes"}, 400, '"stream": expected bool, got str'),
         (
             {"model": "tooler", "messages": HELLO, "tools": [WEATHER, {"type": "function"}]},
