@@ -85,11 +85,17 @@ class World:
     def runner(self, name: str) -> int:
         return max(number for number, load in self.loads.items() if load.name == name)
 
-    def loaded(self, name: str, **info: int) -> None:
+    def loaded(self, name: str, *, num_gpu_layers: int = 99) -> None:
         number = self.runner(name)
         options = self.loads[number].options
-        values = {"num_slots": options.num_parallel, "num_ctx": options.num_ctx, "num_gpu_layers": 99, **info}
-        known = RunnerInfo(num_ctx_train=NUM_CTX_TRAIN, num_threads=4, num_threads_batch=4, **values)
+        known = RunnerInfo(
+            num_slots=options.num_parallel,
+            num_ctx=options.num_ctx,
+            num_ctx_train=NUM_CTX_TRAIN,
+            num_threads=options.num_threads,
+            num_threads_batch=options.num_threads_batch,
+            num_gpu_layers=num_gpu_layers,
+        )
         self.apply(self.residency.on_loaded(number, known, self.now))
 
     def exited(self, name: str, words: str = "ended with status 0") -> None:
@@ -511,7 +517,7 @@ class TestDeath:
 
     def test_a_crash_loop_backs_off_and_is_told_about(self) -> None:
         world = World()
-        starts = []
+        starts: list[float] = []
         for _ in range(5):
             id = world.ask("small")
             assert id not in world.refused
