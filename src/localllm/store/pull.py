@@ -295,7 +295,7 @@ def extract_member(archive: Path, content: ArchiveMember, target: Path) -> None:
 @contextlib.asynccontextmanager
 async def _exclusive(blobs: BlobStore, key: str) -> AsyncIterator[None]:
     """Wait, without blocking the loop, until nobody else fetches the same blob."""
-    while (lock := blobs.try_lock(key)) is None:
+    while (lock := blobs.try_lock(key)) is None:  # noqa: ASYNC110 - the other side may be another process
         await asyncio.sleep(PROGRESS_SECONDS)
     try:
         yield
