@@ -126,7 +126,7 @@ def describe_owner(address: Address, *, pid: int | None = None) -> AddressInUse:
             pid=pid,
             owner="localllm",
         )
-    root = _get(url)
+    root = _get(url) if health is not None else None
     if root is not None and "Ollama is running" in root.text:
         return AddressInUse(
             f"an Ollama server has {url}",
