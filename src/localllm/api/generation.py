@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from localllm.store.library import ModelStore, StoredModel
 from localllm.types import ChatRequest, Delta, Finished, LoadWishes, Message, ThinkLevel, ToolCall
 
 Think = bool | ThinkLevel | None
+_serial = itertools.count(1)
 THINK_LEVELS = ("low", "medium", "high", "max")
 
 
@@ -156,8 +158,8 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
 
 
 def new_id() -> str:
-    """Identifies a request to the runner: never the client's own id, which need not be unique."""
-    return log.new_request_id()
+    """Identifies a request to the runner: what the log calls it, made unique, as a client's own id need not be."""
+    return f"{log.request_id.get()}.{next(_serial)}"
 
 
 def client_of(request: Request) -> str:

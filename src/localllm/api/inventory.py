@@ -82,8 +82,9 @@ class InventoryRoutes:
         text = body.reference
         _parse(text, f'name "{text}" is invalid')
         try:
-            model = await asyncio.to_thread(self._store.resolve, text)
-            await self._supervisor.unload(model)
+            model = await asyncio.to_thread(_find_unshared, self._store, text)
+            if model is not None:
+                await self._supervisor.unload(model)
             removed = await asyncio.to_thread(self._store.remove, text)
         except ModelNotFound as error:
             raise ModelNotFound(f"model '{text}' not found", hint=error.hint, field="model") from None
@@ -153,6 +154,13 @@ async def _pull_lines(events: AsyncGenerator[PullEvent, None]) -> AsyncGenerator
             raise
         except LocalLLMError as error:
             yield native_line(error)
+
+
+def _find_unshared(store: ModelStore, name: str) -> StoredModel | None:
+    """The model, unless another name stands for the same weights: they share a runner. Raises ModelNotFound."""
+    model = store.resolve(name)
+    is_shared = any(m.model_path == model.model_path and m.name != model.name for m in store.list())
+    return None if is_shared else model
 
 
 def _list(store: ModelStore) -> list[ListedModel]:

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from localllm.api.wire_native import Details, ShowBody, ShownMessage, ShowReply, Tensor
 from localllm.errors import InvalidModelFile
-from localllm.store.gguf import ArrayInfo, GGUFHeader
+from localllm.store.gguf import ArrayInfo, GGUFHeader, read_header
 from localllm.store.library import StoredModel
 
 _log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ def describe(model: StoredModel, body: ShowBody) -> ShowReply:
         details=details(model),
         messages=[ShownMessage(message.role, message.content) for message in model.messages],
         model_info=_model_info(header, verbose=body.verbose),
+        projector_info=_projector_info(model, verbose=body.verbose),
         tensors=[Tensor(t.name, t.type, list(t.shape)) for t in header.tensors],
         capabilities=list(model.capabilities),
         modified_at=model.modified_at,
@@ -79,6 +82,12 @@ def _model_info(header: GGUFHeader, *, verbose: bool) -> dict[str, Any]:
         else:
             info[key] = value
     return info
+
+
+def _projector_info(model: StoredModel, *, verbose: bool) -> dict[str, Any] | UnsetType:
+    if not model.projector_paths:
+        return UNSET
+    return _model_info(read_header(model.projector_paths[0]), verbose=verbose)
 
 
 # ---- text forms ----

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,8 +103,12 @@ class FakeSupervisor:
         return request
 
 
-def write_gguf(path: Path, *, template: str = "", pooling: int | None = None) -> Path:
-    writer = gguf.GGUFWriter(path, "bert" if pooling is not None else "llama")
+def parse_time(text: str) -> datetime:
+    return msgspec.convert(text, datetime)
+
+
+def write_gguf(path: Path, *, template: str = "", pooling: int | None = None, architecture: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, "bert" if pooling is not None else architecture)
     writer.add_name("tiny")
     writer.add_context_length(2048)
     writer.add_embedding_length(64)
@@ -136,12 +141,16 @@ class StoreBuilder:
         messages: Sequence[tuple[str, str]] = (),
         license: str = "",
         go_template: str = "",
+        projector: bool = False,
     ) -> StoredModel:
         path = write_gguf(
             self.folder / f"{name.replace('/', '-').replace(':', '-')}.gguf", template=template, pooling=pooling
         )
         digest, size = self.store.blobs.add_file(path)
         layers = [Layer(manifests.MODEL_LAYER, f"sha256:{digest}", size)]
+        if projector:
+            digest, size = self.store.blobs.add_file(write_gguf(self.folder / "projector.gguf", architecture="clip"))
+            layers.append(Layer(manifests.PROJECTOR_LAYER, f"sha256:{digest}", size))
         history = [{"role": role, "content": content} for role, content in messages]
         for media_type, data in (
             (manifests.SYSTEM_LAYER, system.encode()),

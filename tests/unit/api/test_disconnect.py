@@ -119,3 +119,12 @@ async def test_many_clients_at_once_keep_their_answers_apart(daemon: Daemon) -> 
     assert {status for status, _ in results} == {200}
     assert len({id for _, id in results}) == 20
     assert len({call.request.id for call in daemon.supervisor.calls if call.request}) == 20
+
+
+async def test_two_requests_of_one_name_do_not_collide(daemon: Daemon) -> None:
+    for _ in range(2):
+        headers = {"X-Request-Id": "mine"}
+        await daemon.client.post("/api/chat", json={"model": "tiny", "messages": HELLO}, headers=headers)
+    first, second = (call.request.id for call in daemon.supervisor.calls if call.request)
+    assert first != second
+    assert first.startswith("mine.")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Address as StarletteAddress
 from starlette.requests import Request
-from tests.unit.api.harness import Daemon
+from tests.unit.api.harness import Daemon, parse_time
 
 import localllm
 from localllm.daemon.supervisor import ResidentModel
@@ -57,7 +57,7 @@ async def test_tags_lists_the_newest_first(daemon: Daemon) -> None:
     models = (await daemon.client.get("/api/tags")).json()["models"]
     assert {m["name"] for m in models[1:]} == {f"{n}:latest" for n in ("tiny", "thinker", "tooler", "embedder")}
     newest = models[0]
-    assert datetime.fromisoformat(newest.pop("modified_at")).timestamp() == 4e9
+    assert parse_time(newest.pop("modified_at")).timestamp() == 4e9
     assert newest == {
         "name": "user/New:v1",
         "model": "user/New:v1",
@@ -198,9 +198,9 @@ async def test_ps_tells_what_is_loaded_and_how(daemon: Daemon) -> None:
         "loading",
         0.25,
     )
-    assert datetime.fromisoformat(first["expires_at"]).year > 2300
+    assert parse_time(first["expires_at"]).year > 2300
     assert (first["size"], first["size_vram"], first["context_length"]) == (3000, 0, 4096)
-    expires_at = datetime.fromisoformat(second.pop("expires_at"))
+    expires_at = parse_time(second.pop("expires_at"))
     assert expires_at == soon.expires_at
     assert second == {
         "name": "tiny:latest",
@@ -232,6 +232,12 @@ async def test_ps_tells_what_is_loaded_and_how(daemon: Daemon) -> None:
 
 
 # ---- delete, copy ----
+
+
+async def test_delete_of_a_second_name_leaves_the_first_one_loaded(daemon: Daemon) -> None:
+    await daemon.post("/api/copy", source="tiny", destination="copy")
+    assert (await daemon.client.request("DELETE", "/api/delete", json={"name": "copy"})).status_code == 200
+    assert daemon.supervisor.unloads == []
 
 
 async def test_delete_unloads_and_forgets(daemon: Daemon) -> None:
@@ -359,3 +365,10 @@ async def test_pull_of_a_file_is_for_clients_on_this_machine(
         assert (await daemon.post("/api/pull", model=name)).status_code == 403
     assert (await daemon.post("/api/pull", model="tiny")).status_code == 200
     assert [text for text, _ in puller.asked] == ["/models/a.gguf", "tiny"]
+
+
+async def test_show_tells_about_a_projector(daemon: Daemon) -> None:
+    daemon.models.add("seeing", projector=True)
+    reply = (await daemon.post("/api/show", model="seeing")).json()
+    assert reply["projector_info"]["general.architecture"] == "clip"
+    assert reply["capabilities"] == ["completion", "vision"]

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from tests.unit.api.harness import DONE, Daemon
+from tests.unit.api.harness import DONE, Daemon, parse_time
 
 from localllm.daemon.supervisor import Granted
 from localllm.errors import QueueFull, RunnerCrashed
@@ -20,7 +20,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 async def test_a_stream_is_one_object_per_line_and_ends_with_the_metrics(daemon: Daemon) -> None:
     first, second, last = await daemon.lines("/api/chat", model="Tiny", messages=HELLO)
 
-    created = datetime.fromisoformat(first.pop("created_at").replace("Z", "+00:00"))
+    created = parse_time(first.pop("created_at"))
     assert abs((datetime.now(timezone.utc) - created).total_seconds()) < 60
     assert first == {"model": "Tiny", "message": {"role": "assistant", "content": "Hel"}, "done": False}
     assert second["message"]["content"] == "lo"
