@@ -81,7 +81,7 @@ def error_response(path: str, error: LocalLLMError) -> Response:
     if isinstance(error, InvalidOption) and not is_openai:
         # Ollama's answer to an option of the wrong type, which its clients' tests expect.
         status = 500
-    if status >= 500:
+    if status >= 500 and not isinstance(error, Overloaded):
         _log.warning("%s: %s (%s)", path, error.message, error.code)
     return json_response(body, status, _headers(error))
 
