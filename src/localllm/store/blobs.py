@@ -115,11 +115,12 @@ class BlobStore:
         assert _KEY.fullmatch(key), "a lock's key must be usable as a file name"
         self._make_folders()
         lock = FileLock(self._locks / key, timeout=timeout, thread_local=False)
-        try:
-            with storage_errors("locking the store"):
+        # A Timeout is an OSError too, but it only means that somebody else has the lock.
+        with storage_errors("locking the store"):
+            try:
                 lock.acquire()
-        except Timeout:
-            return None
+            except Timeout:
+                return None
         return lock
 
     def commit(self, partial: Path, digest: str) -> Path:
