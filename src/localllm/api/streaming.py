@@ -16,7 +16,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from localllm.api.errors import internal_error
-from localllm.errors import LocalLLMError, RequestCancelled
+from localllm.errors import LocalLLMError, RequestCancelled, ShuttingDown
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ SSE = "text/event-stream"
 
 class WhileConnected:
     """`async with WhileConnected(receive):` cancels its body when the client leaves and raises RequestCancelled.
+
+    A cancellation by anybody else is the server's, because it stops: that raises ShuttingDown.
 
     The request's body must have been read, and the answer's last part must be sent after the block: a finished answer
     looks like a departure to `receive`.
@@ -51,10 +53,14 @@ class WhileConnected:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._watcher.cancel()
-        if self._has_left and isinstance(error, asyncio.CancelledError):
-            if sys.version_info >= (3, 11):
-                self._task.uncancel()
+        if not isinstance(error, asyncio.CancelledError):
+            return
+        if sys.version_info >= (3, 11):
+            self._task.uncancel()
+        if self._has_left:
             raise RequestCancelled("the client went away") from None
+        # Nobody else cancels a request but the server, for one that outlasts the draining: a pull, say.
+        raise ShuttingDown("the daemon is stopping", hint="Try again when it is back.", retry_after=5) from None
 
 
 class StreamingReply:

@@ -14,12 +14,15 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
-import httpx
 
 from localllm.config import Address, Config, state_dir
 from localllm.errors import AddressInUse, ConfigError
+
+if TYPE_CHECKING:
+    import httpx
 
 BACKLOG = 2048
 _PROBE_SECONDS = 2.0
@@ -140,6 +143,9 @@ def describe_owner(address: Address, *, pid: int | None = None) -> AddressInUse:
 
 def _get(url: str) -> httpx.Response | None:
     """The answer of whoever listens there; None when it gives none. Never through a proxy."""
+    # Only needed when the port is taken, and slow to import: it would be a fifth of the daemon's start.
+    import httpx
+
     try:
         return httpx.get(url, timeout=_PROBE_SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL):

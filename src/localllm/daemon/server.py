@@ -26,7 +26,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FLUSH_SECONDS = 2
 # Clients keep idle connections in pools; closing them early makes their next request fail.
 KEEP_ALIVE_SECONDS = 75
-NUM_DESCRIPTORS = 65536
+# The second is all that macOS grants, whatever it says the limit is.
+NUM_DESCRIPTORS = (65536, 10240)
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +58,17 @@ async def _serve(config: Config, sock: socket.socket, runner_command: Sequence[s
     _announce(config)
     try:
         await server.serve(sockets=[sock])
+        await _say_goodbye(server)
     finally:
         await supervisor.drain(0)
     _log.info("stopped")
     return 1 if shutdown.is_forced else 0
+
+
+async def _say_goodbye(server: uvicorn.Server) -> None:
+    """Let requests that uvicorn has just cancelled tell their clients so."""
+    if server.server_state.tasks:
+        await asyncio.wait(server.server_state.tasks, timeout=FLUSH_SECONDS)
 
 
 def _announce(config: Config) -> None:
@@ -124,7 +132,11 @@ class _Shutdown:
 def _raise_descriptor_limit() -> None:
     """Each client takes a descriptor, and some systems start with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = NUM_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(NUM_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    for wanted in NUM_DESCRIPTORS:
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -244,3 +245,18 @@ def test_a_client_that_leaves_frees_its_place(small_server: RunningDaemon) -> No
         next(lines)
         assert small_server.ask("say").status_code == 503
     wait_until(lambda: small_server.ask("say").status_code == 200)
+
+
+def test_a_pull_that_outlasts_the_draining_says_so(start_server: StartServer) -> None:
+    daemon = start_server()
+    with socket.create_server(("127.0.0.1", 0)) as source:
+        url = f"http://127.0.0.1:{source.getsockname()[1]}/slow.gguf"
+        with daemon.client.stream("POST", "/api/pull", json={"model": url}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            daemon.signal(signal.SIGTERM)
+            *_, last = lines
+    assert json.loads(last)["code"] == "shutting_down"
+    _, log = daemon.process.communicate(timeout=10)
+    assert daemon.process.returncode == 0
+    assert "Traceback" not in log
