@@ -295,7 +295,7 @@ class _Transfer:
                 raise _Retry(f"{self._what}: the server stopped honouring ranges")
             if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                 raise _Retry(f"{self._what}: the server sent another range than it was asked for")
-            async for chunk in response.aiter_raw(CHUNK_BYTES):
+            async for chunk in response.aiter_raw():
                 chunk = chunk[: end - part.offset - part.done]
                 with storage_errors("writing the download"):
                     os.pwrite(self._file, chunk, part.offset + part.done)
@@ -326,7 +326,7 @@ class _Transfer:
         async with open_url(self._client, self._remote.url, self._remote.headers) as response:
             check_status(response, self._what)
             with storage_errors("writing the download"), self._partial.open("wb") as file:
-                async for chunk in response.aiter_raw(CHUNK_BYTES):
+                async for chunk in response.aiter_raw():
                     file.write(chunk)
                     done += len(chunk)
                     self._report(done, size or done)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fixtures.ggufs import BROKEN, TEMPLATE, write_gguf
 
 from localllm.errors import InvalidModelFile
 from localllm.store.gguf import ArrayInfo, human_number, read_header
-from tests.fixtures.ggufs import BROKEN, TEMPLATE, write_gguf
 
 
 def test_what_a_model_is(tmp_path: Path) -> None:

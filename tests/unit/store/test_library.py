@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.fixtures.ggufs import TEMPLATE, write_gguf
 
 from localllm.errors import InvalidModelFile, InvalidRequest, ModelNotFound, NoSpace, StoreError
 from localllm.store import blobs
 from localllm.store.library import ModelStore
 from localllm.store.manifests import CONFIG_TYPE, MANIFEST_TYPE, MODEL_LAYER, ManifestStore
 from localllm.store.names import ModelName
-from tests.fixtures.ggufs import TEMPLATE, write_gguf
 
 
 def put_blob(root: Path, data: bytes) -> dict[str, object]:
