@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 _PROBE_SECONDS = 2.0
+_LOCK_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +44,9 @@ def claim(config: Config) -> Iterator[socket.socket]:
             f"{config.origin('host')}: the daemon speaks plain HTTP and cannot listen on {address.scheme}://",
             hint="Leave the scheme out, and put a proxy in front for TLS.",
         )
+    if _is_answered(address):
+        raise describe_owner(address)
     with _lock(address):
-        if _is_answered(address):
-            raise describe_owner(address)
         sock = _bind(config)
         try:
             yield sock
@@ -60,7 +61,8 @@ def _lock(address: Address) -> Iterator[None]:
     lock, pid_file = filelock.FileLock(stem.with_name(stem.name + ".lock")), stem.with_name(stem.name + ".pid")
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        # One that is just stopping lets go in a moment, and one that is just starting answers by then.
+        lock.acquire(timeout=_LOCK_SECONDS)
         pid_file.write_text(f"{os.getpid()}\n")
     except filelock.Timeout:
         raise describe_owner(address, pid=_read_pid(pid_file)) from None
@@ -124,7 +126,7 @@ def describe_owner(address: Address, *, pid: int | None = None) -> AddressInUse:
         )
     if pid is not None and health is None:
         return AddressInUse(
-            f"another localllm (pid {pid}) is just starting or stopping on {url}",
+            f"another localllm (pid {pid}) is starting or stopping on {url}",
             hint=f"Try again in a moment, or take another port: {elsewhere}.",
             pid=pid,
             owner="localllm",

@@ -29,6 +29,7 @@ def config_at(port: int, host: str = "127.0.0.1") -> Config:
 @pytest.fixture(autouse=True)
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.daemon.instance._PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("localllm.daemon.instance._LOCK_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -77,6 +78,16 @@ def test_what_a_killed_daemon_left_is_harmless() -> None:
     (state_dir() / f"daemon-127.0.0.1-{port}.lock").touch()
     with claim(config_at(port)):
         pass
+
+
+def test_one_that_is_just_stopping_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.daemon.instance._LOCK_SECONDS", 5)
+    config = config_at(free_port())
+    stopping = claim(config)
+    stopping.__enter__().close()
+    threading.Timer(0.1, stopping.__exit__, (None, None, None)).start()
+    with claim(config) as sock:
+        assert sock.getsockname()[1] == config.host.port
 
 
 def test_two_daemons_may_run_on_two_ports() -> None:
