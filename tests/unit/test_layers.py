@@ -34,6 +34,12 @@ EXCEPTIONS = {
 STORE_FOR_CLI = {"localllm.store.names"}
 
 PURE = {
+    "daemon/backoff.py",
+    "daemon/decisions.py",
+    "daemon/entry.py",
+    "daemon/eviction.py",
+    "daemon/memory.py",
+    "daemon/refusals.py",
     "daemon/residency.py",
     "runner/scheduler.py",
     "runner/prefix_cache.py",

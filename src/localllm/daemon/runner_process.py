@@ -128,20 +128,22 @@ class RunnerProcess:
 
 
 def describe_exit(status: int, last_lines: Sequence[str]) -> str:
-    """How a process ended, as the end of a sentence about it: "was killed by SIGKILL (…)"."""
-    if status < 0:
-        try:
-            words = f"was killed by {signal.Signals(-status).name}"
-        except ValueError:
-            words = f"was killed by signal {-status}"
-        if -status == signal.SIGKILL:
-            words += ", perhaps because memory ran out,"
-    else:
-        words = f"ended with status {status}"
-    if not last_lines:
-        return words
-    shown = " | ".join(line[-MAX_SHOWN_CHARACTERS:] for line in last_lines[-NUM_SHOWN_LINES:])
-    return f"{words} (last words: {shown})"
+    """How a process ended, as the end of a sentence about it: "was killed by SIGABRT (last words: …)"."""
+    notes = []
+    if status == -signal.SIGKILL:
+        notes.append("perhaps because memory ran out")
+    if last_lines:
+        shown = " | ".join(line[-MAX_SHOWN_CHARACTERS:] for line in last_lines[-NUM_SHOWN_LINES:])
+        notes.append(f"last words: {shown}")
+    words = f"ended with status {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+    return f"{words} ({'; '.join(notes)})" if notes else words
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _environment() -> dict[str, str]:
