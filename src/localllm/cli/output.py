@@ -155,7 +155,7 @@ def parse_time(text: str) -> datetime:
 
 
 class WordWrapper:
-    """Wraps streamed text at word boundaries: a word that grows over the edge is taken back and begins the next line."""
+    """Wraps streamed text between words: a word that grows over the edge is taken back and begins the next line."""
 
     def __init__(self, width: int) -> None:
         """`width` in columns; 0 turns wrapping off."""

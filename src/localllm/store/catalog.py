@@ -49,13 +49,15 @@ SourceSpec = HuggingFaceSource | UrlSource | WheelSource
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One size of a family. Either `repos` and `stem` (file `<stem>-<QUANT>.gguf` for each of `quants`) or `sources`.
+    """One size of a family: either `sources`, or `repos` that hold a file for each of `quants`.
 
-    Each quantisation makes a tag `<size>-<quant>`; the first one is also the tag `<size>`.
+    The file is `<stem><separator><QUANT>.gguf`, or whatever the repository has of that quantisation where there is no
+    such file or no `stem`. Each quantisation makes a tag `<size>-<quant>`; the first one is also the tag `<size>`.
     """
 
     repos: tuple[str, ...] = ()
     stem: str = ""
+    separator: str = "-"
     quants: tuple[str, ...] = ("Q4_K_M", "Q4_0", "Q8_0")
     mmproj: str = ""
     sources: tuple[SourceSpec, ...] = ()
@@ -177,7 +179,10 @@ def _sources(size: str, spec: ModelSpec) -> dict[str, tuple[SourceSpec, ...]]:
     for quant in spec.quants:
         sources = tuple(
             HuggingFaceSource(
-                repo, file=f"{spec.stem}-{quant}.gguf" if spec.stem else "", quant=quant, mmproj=spec.mmproj
+                repo,
+                file=f"{spec.stem}{spec.separator}{quant}.gguf" if spec.stem else "",
+                quant=quant,
+                mmproj=spec.mmproj,
             )
             for repo in spec.repos
         )

@@ -254,7 +254,7 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
     store: ModelStore, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _path: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
     error = pull(store, f"hf.co/{REPO}").error
     assert isinstance(error, NoSpace)
     assert "are missing" in error.message
