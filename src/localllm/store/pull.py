@@ -22,6 +22,7 @@ from localllm.errors import (
     DigestMismatch,
     Forbidden,
     InvalidModelFile,
+    InvalidName,
     LocalLLMError,
     NotFoundAtSource,
     SourceUnavailable,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from localllm.store.library import ModelStore
 
 PROGRESS_SECONDS = 0.1
+_ADDRESS_HINT = "Write https://host/path/file.gguf."
 _GGUF_LAYERS = frozenset({m.MODEL_LAYER, m.PROJECTOR_LAYER})
 # What another source may make good; anything else is about this machine or this request.
 _TRY_NEXT = (SourceUnavailable, NotFoundAtSource, Unauthorized, Forbidden)
@@ -71,8 +73,9 @@ class Target:
 def find_target(text: str, catalog: c.Catalog, *, insecure: bool = False) -> Target:
     """What `text` asks for: a URL of a GGUF, a local path, or a name. Raises InvalidName."""
     text = text.strip()
-    if text.startswith(("http://", "https://")) and httpx.URL(text).path.lower().endswith(".gguf"):
-        return Target(name_from_stem(Path(httpx.URL(text).path).stem), (UrlSource(text),))
+    url = _gguf_url(text)
+    if url is not None:
+        return Target(name_from_stem(Path(url.path).stem), (UrlSource(text),))
     if text.startswith(("/", "./", "../", "~")):
         path = Path(text).expanduser()
         return Target(name_from_stem(path.stem), (LocalSource(path),))
@@ -86,6 +89,19 @@ def find_target(text: str, catalog: c.Catalog, *, insecure: bool = False) -> Tar
     return Target(
         name, (RegistrySource(name, insecure=insecure),), hint=f"Did you mean {' or '.join(near)}?" if near else ""
     )
+
+
+def _gguf_url(text: str) -> httpx.URL | None:
+    """The address of a GGUF file; None for what is a name. Raises InvalidName for an address that cannot be one."""
+    if not text.startswith(("http://", "https://")):
+        return None
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise InvalidName(f'"{text}" is not an address: {error}', hint=_ADDRESS_HINT) from None
+    if not url.host:
+        raise InvalidName(f'"{text}" is not an address: it names no host', hint=_ADDRESS_HINT)
+    return url if url.path.lower().endswith(".gguf") else None
 
 
 def _hugging_face_spec(name: ModelName) -> c.HuggingFaceSource:

