@@ -45,8 +45,10 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the daemon")
     parser.add_argument("--debug", action="store_true")
     arguments = parser.parse_args()
-    # A Ctrl+C in the daemon's terminal reaches the whole process group; the daemon alone decides what it means.
+    # A Ctrl+C reaches the daemon's whole process group, and a service manager's SIGTERM its whole control group: the
+    # daemon alone decides what they mean for answers in progress. It ends a runner by closing the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.setup(debug=arguments.debug, name="runner")
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     channel: Channel[Event, Command] = Channel(socket.socket(fileno=arguments.fd), Command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -113,7 +114,8 @@ def _timings(sequence: Sequence) -> Timings:
     """Split a request's life at its admission and its first token; a part that never began counts as nothing."""
     admitted = sequence.admitted_at
     first = sequence.first_token_at
-    end = sequence.finished_at
+    # A stop string is found here, before the engine knows that the sequence has ended.
+    end = sequence.finished_at if sequence.finished_at is not None else time.monotonic()
     return Timings(
         queue_ns=_span(sequence.arrived_at, admitted if admitted is not None else end),
         prefill_ns=_span(admitted, first if first is not None else end),

@@ -86,9 +86,10 @@ def find_target(text: str, catalog: c.Catalog, *, insecure: bool = False) -> Tar
     if entry is not None:
         return Target(name, tuple(map(_source, entry.sources)), entry)
     near = catalog.suggest(f"{name.model}:{name.tag}") if name.is_short else []
-    return Target(
-        name, (RegistrySource(name, insecure=insecure),), hint=f"Did you mean {' or '.join(near)}?" if near else ""
-    )
+    hint = f"Did you mean {' or '.join(near)}?" if near else ""
+    if name.is_short and not near:
+        hint = "The catalogue has no such name, so only the registry was asked."
+    return Target(name, (RegistrySource(name, insecure=insecure),), hint=hint)
 
 
 def _gguf_url(text: str) -> httpx.URL | None:
@@ -144,8 +145,11 @@ async def pull(store: ModelStore, text: str, *, insecure: bool = False) -> Async
 def _all_failed(target: Target, failures: list[LocalLLMError]) -> LocalLLMError:
     if len(failures) == 1:
         error = failures[0]
-        error.hint = " ".join(filter(None, (error.hint, target.hint)))
-        return error
+        return type(error)(
+            error.message if target.name.display in error.message else f"{target.name.display}: {error.message}",
+            hint=" ".join(filter(None, (target.hint, error.hint))),
+            **error.details,
+        )
     reasons = "; ".join(error.message for error in failures)
     return SourceUnavailable(
         f"no source of {target.name.display} could be used: {reasons}", hint="Check the network connection, then retry."

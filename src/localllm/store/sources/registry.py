@@ -49,7 +49,7 @@ class RegistrySource:
                 if response.status_code == 401:
                     return b"", response.headers.get("WWW-Authenticate", "none")
                 if response.status_code == 404:
-                    raise NotFoundAtSource("pull model manifest: file does not exist")
+                    raise NotFoundAtSource(f"{self.label} has no model {self._name.display}")
                 if response.status_code != 200:
                     raise SourceUnavailable(f"{self.label} answered {response.status_code} for the manifest")
                 data = b""
