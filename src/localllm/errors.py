@@ -3,6 +3,7 @@
 LocalLLMError
 ├── InvalidRequest            400  the caller's input is wrong; names the field
 │   ├── InvalidName           400  not a model name
+│   ├── InvalidUsage          400  a flag or argument of a command is wrong
 │   ├── InvalidOption         400  a known option with a value of the wrong kind (500 on /api, as in Ollama)
 │   ├── BodyTooLarge          413  more than a request may send
 │   ├── Unsupported           400  understood, but this model or version cannot do it
@@ -76,6 +77,10 @@ class InvalidRequest(LocalLLMError):
 
 class InvalidName(InvalidRequest):
     code = "invalid_name"
+
+
+class InvalidUsage(InvalidRequest):
+    code = "invalid_usage"
 
 
 class InvalidOption(InvalidRequest):

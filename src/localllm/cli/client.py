@@ -4,70 +4,119 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
 
-from localllm.config import Config, log_file
-from localllm.errors import DaemonUnavailable, ErrorInfo, LocalLLMError, ModelNotFound, from_info
+from localllm.config import Address, log_file, parse_address
+from localllm.errors import ConfigError, DaemonUnavailable, ErrorInfo, LocalLLMError, ModelNotFound, from_info
 
 CONNECT_SECONDS = 5.0
+_EXCERPT = 200
 
 
 class Client:
-    """Speaks the native API of the daemon at `config.host`."""
+    """Speaks the native API of the daemon at `host`. Reading waits for ever: a load or a prompt may take minutes."""
 
-    def __init__(self, config: Config) -> None:
-        self.url = config.host.url
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        # The daemon is this machine's, or named explicitly: a proxy for the outside has no business in between.
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=not config.host.is_loopback)
+    def __init__(self, host: Address) -> None:
+        self.url = host.url
+        # An unspecified address is one to listen on; the URL has the loopback address through which it is reached.
+        self.is_local = parse_address(host.url).is_loopback
+        self.http = httpx.Client(
+            base_url=self.url,
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            # A proxy for the outside has no business between two processes of one machine.
+            trust_env=not self.is_local,
+            # Reading the certificates takes 0.1 s, which plain HTTP does not need.
+            verify=host.scheme == "https",
+        )
+
+    @property
+    def log_hint(self) -> str:
+        return f"Its log is {log_file()}." if self.is_local else "Look at its log, on its machine."
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request and its JSON answer. Raises the error that the daemon names, or DaemonUnavailable."""
         with self._reaching():
-            response = self._http.request(method, path, json=body)
+            response = self.http.request(method, path, json=body)
         if response.is_error:
             raise _error_of(response)
-        return response.json() if response.content else {}
+        return _parse(response.content) if response.content else {}
 
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The objects of an NDJSON answer as they come. An error object inside is raised like any other error."""
-        with self._reaching(), self._http.stream("POST", path, json=body) as response:
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The objects of an NDJSON answer as they come; closing it hangs up, which cancels what the daemon does.
+
+        Raises what `call` raises, also for an error object inside the stream.
+        """
+        with self._reaching(), self.http.stream("POST", path, json=body) as response:
             if response.is_error:
                 response.read()
                 raise _error_of(response)
-            for text in response.iter_lines():
-                event = json.loads(text)
+            for line in _lines(response.iter_bytes()):
+                event = _parse(line)
                 if "error" in event:
-                    raise _error_from(event, 500)
+                    raise _error_from(event)
                 yield event
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
         try:
             yield
-        except httpx.ConnectError:
-            raise DaemonUnavailable(
-                f"could not connect to the daemon at {self.url}", hint="Start it with `localllm serve`."
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ConfigError(
+                f"{self.url} is not an address to connect to: {error}", hint="Set LOCALLLM_HOST."
             ) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise self.unreachable(error) from None
         except httpx.TransportError as error:
             raise DaemonUnavailable(
-                f"the daemon went away: {error or type(error).__name__}", hint=f"Its log is {log_file()}."
+                f"the daemon went away: {str(error) or type(error).__name__}", hint=self.log_hint
             ) from None
+
+    def unreachable(self, error: httpx.TransportError) -> DaemonUnavailable:
+        """What to raise when nobody can be talked to."""
+        reason = str(error).partition("] ")[2] or str(error) or "no answer"
+        return DaemonUnavailable(
+            f"could not connect to a daemon at {self.url}: {reason}",
+            hint="Start it with `localllm serve`, or set LOCALLLM_HOST to where it runs.",
+        )
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Split at newlines and nothing else: JSON text may hold the other characters that end lines in Unicode."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(bytes.strip, lines)
+    if rest.strip():
+        yield rest
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        text = data[:_EXCERPT].decode("utf-8", "replace")
+        raise LocalLLMError(f"the daemon's answer makes no sense: {text}", hint="Is there a proxy in between?")
+    return value
 
 
 def _error_of(response: httpx.Response) -> LocalLLMError:
     try:
         body = response.json()
     except ValueError:
-        body = {}
-    return _error_from(body if isinstance(body, dict) else {}, response.status_code)
+        body = None
+    if not isinstance(body, dict) or "error" not in body:
+        text = f"the daemon answered {response.status_code} to {response.request.method} {response.request.url.path}"
+        return LocalLLMError(text, hint="Is it of the same version as this command?")
+    return _error_from(body, response.status_code)
 
 
-def _error_from(body: dict[str, Any], status: int) -> LocalLLMError:
-    message = str(body.get("error") or f"the daemon answered {status}")
-    if "code" not in body and status == 404:
-        return ModelNotFound(message)
-    return from_info(ErrorInfo(str(body.get("code", "")), message, str(body.get("hint", ""))))
+def _error_from(body: dict[str, Any], status: int = 500) -> LocalLLMError:
+    message, code, hint = (str(body.get(key) or "") for key in ("error", "code", "hint"))
+    if not code and status == 404:
+        return ModelNotFound(message, hint=hint)
+    return from_info(ErrorInfo(code, message, hint))

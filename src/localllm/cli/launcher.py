@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -13,12 +14,19 @@ import httpx
 import localllm
 from localllm.cli import output
 from localllm.cli.client import Client
+from localllm.cli.status import Status
 from localllm.config import Config, log_file
 from localllm.errors import AddressInUse, DaemonUnavailable
 
+DAEMON_COMMAND = (sys.executable, "-m", "localllm", "serve")
 START_SECONDS = 30.0
-_PROBE_SECONDS = 5.0
-_RETRY_SECONDS = 0.05
+PROBE_SECONDS = 5.0
+# A log that has grown beyond this is put aside, replacing the one before, when the next daemon starts.
+MAX_LOG_BYTES = 16_000_000
+_LOOK_SECONDS = 0.05
+# For a daemon that found the address taken by one that did not answer yet, or no more.
+_AGAIN_SECONDS = 1.0
+_NUM_LAST_LINES = 3
 
 
 def connect(config: Config, *, start: bool = True) -> Client:
@@ -26,77 +34,121 @@ def connect(config: Config, *, start: bool = True) -> Client:
 
     Raises AddressInUse when something else answers there, DaemonUnavailable when nothing does.
     """
-    if not _is_running(config):
-        if not start or not config.host.is_loopback:
-            raise DaemonUnavailable(
-                f"could not connect to a daemon at {config.host.url}",
-                hint="Start it with `localllm serve`, or set LOCALLLM_HOST to where it runs.",
-            )
-        _start(config)
-    return Client(config)
+    client = Client(config.host)
+    ensure_running(client, config, start=start)
+    return client
 
 
-def _is_running(config: Config) -> bool:
-    """True for a daemon of ours, False for silence. Raises AddressInUse for anybody else's server."""
-    url = config.host.url
+def ensure_running(
+    client: Client, config: Config, *, start: bool = True, command: Sequence[str] = DAEMON_COMMAND
+) -> None:
+    """What `connect` does, for a client that is there already."""
     try:
-        with httpx.Client(base_url=url, timeout=_PROBE_SECONDS, trust_env=not config.host.is_loopback) as client:
-            response = client.get("/health")
-            health = response.json() if "json" in response.headers.get("content-type", "") else {}
-            if isinstance(health, dict) and health.get("server") == "localllm":
-                _warn_of_version(str(health.get("version")))
-                return True
-            is_ollama = "Ollama is running" in client.get("/").text
+        version = find_daemon(client)
+    except httpx.ConnectError as error:
+        # The daemon speaks plain HTTP at the root: with another scheme or a path, a proxy is meant.
+        if not (start and client.is_local and config.host.scheme == "http" and not config.host.path):
+            raise client.unreachable(error) from None
+        with output.waiting("starting the daemon"):
+            _start(client, config, command)
+        return
+    if version != localllm.__version__:
+        output.notice(f"Warning: the daemon is version {version}, this is {localllm.__version__}: restart the daemon")
+
+
+def find_daemon(client: Client) -> str:
+    """The version of the daemon that answers.
+
+    Raises httpx.ConnectError when nobody listens, DaemonUnavailable when nobody answers in time, and AddressInUse
+    when it is not a daemon of ours.
+    """
+    try:
+        health = client.http.get("/health", timeout=PROBE_SECONDS)
+        if version := _version_in(health):
+            return version
+        is_ollama = "Ollama is running" in client.http.get("/", timeout=PROBE_SECONDS).text
     except httpx.ConnectError:
-        return False
-    except (httpx.HTTPError, ValueError):
+        raise
+    except httpx.ConnectTimeout as error:
+        raise client.unreachable(error) from None
+    except httpx.TimeoutException:
+        raise DaemonUnavailable(
+            f"{client.url} accepts connections but did not answer within {PROBE_SECONDS:g} s", hint=client.log_hint
+        ) from None
+    except httpx.TransportError:
         is_ollama = False
     raise AddressInUse(
-        f"{'an Ollama server' if is_ollama else 'another program'} answers at {url}",
-        hint="Stop it, or give localllm another address: LOCALLLM_HOST=127.0.0.1:11500",
+        f"a different server{' (Ollama)' if is_ollama else ''} answers at {client.url}",
+        hint="Stop it, or set LOCALLLM_HOST to another port, for example LOCALLLM_HOST=127.0.0.1:11500.",
     )
 
 
-def _warn_of_version(version: str) -> None:
-    if version != localllm.__version__:
-        output.notice(f"Warning: the daemon is version {version}, this is {localllm.__version__}; restart the daemon")
+def _version_in(health: httpx.Response) -> str:
+    """Empty unless the answer is one of ours."""
+    try:
+        body = health.json()
+    except ValueError:
+        return ""
+    is_ours = isinstance(body, dict) and body.get("server") == "localllm"
+    return str(body.get("version") or "unknown") if is_ours else ""
 
 
-def _start(config: Config) -> None:
-    """Start a daemon that outlives this process and wait until it answers."""
-    with output.waiting("starting the daemon"):
-        log = log_file()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        began = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as stream:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "localllm", "serve"],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                cwd="/",
-                env={**os.environ, "LOCALLLM_HOST": config.host.url, "LOCALLLM_MODELS": str(config.models.absolute())},
-                start_new_session=True,
-            )
-        _wait(config, child, log, began)
-
-
-def _wait(config: Config, child: subprocess.Popen[bytes], log: Path, began: int) -> None:
+def _start(client: Client, config: Config, command: Sequence[str]) -> None:
+    """Start a daemon that outlives this process, and wait until one answers: ours, or that of a quicker neighbour."""
     deadline = time.monotonic() + START_SECONDS
+    child, log, began = _spawn(config, command)
     while time.monotonic() < deadline:
-        exited = child.poll() is not None
-        # Another command line may have started one at the same moment: whose daemon it is does not matter.
-        if _is_running(config):
+        status = child.poll()
+        try:
+            find_daemon(client)
             return
-        if exited:
-            raise DaemonUnavailable(f"the daemon could not start: {_last_words(log, began)}", hint=f"Its log is {log}.")
-        time.sleep(_RETRY_SECONDS)
+        except httpx.ConnectError:
+            pass
+        if status is None:
+            time.sleep(_LOOK_SECONDS)
+        elif status == Status.ADDRESS_IN_USE:
+            time.sleep(_AGAIN_SECONDS)
+            child, log, began = _spawn(config, command)
+        else:
+            raise _failure(log, began)
     child.terminate()
     raise DaemonUnavailable(f"the daemon did not answer within {START_SECONDS:g} s", hint=f"Its log is {log}.")
 
 
-def _last_words(log: Path, began: int) -> str:
+def _spawn(config: Config, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path, int]:
+    """The process, the log that it appends to, and where in it the process begins."""
+    log = log_file()
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
+        with log.open("ab") as stream:
+            began = stream.tell()
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd="/",
+                # What is relative here is not there.
+                env={**os.environ, "LOCALLLM_MODELS": str(config.models.absolute())},
+                start_new_session=True,
+            )
+        return child, log, began
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"the daemon could not be started: {error}", hint="Start it with `localllm serve`."
+        ) from None
+
+
+def _failure(log: Path, began: int) -> DaemonUnavailable:
+    """What a daemon that has ended says about it: its error and hint, or the last that it wrote."""
     with log.open("rb") as stream:
         stream.seek(began)
-        lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return " / ".join(lines[-3:]) or "it said nothing"
+        lines = [line.strip() for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
+    reason = errors[-1] if errors else " / ".join(lines[-_NUM_LAST_LINES:]) or "it said nothing"
+    return DaemonUnavailable(
+        f"the daemon could not start: {reason}", hint=hints[-1] if errors and hints else f"Its log is {log}."
+    )

@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
+
+import httpx
 
 import localllm
 from localllm.cli import output
 from localllm.cli.client import Client
-from localllm.config import Config
-from localllm.errors import DaemonUnavailable, InvalidRequest, LocalLLMError, ModelNotFound
+from localllm.cli.format import human_size, human_time, parse_time
+from localllm.cli.launcher import find_daemon
+from localllm.config import load_config
+from localllm.errors import LocalLLMError, ModelNotFound
 
 _FOREVER_YEARS = 20
-_SECTION_LINES = 2
 _ID_LENGTH = 12
+_LOCAL_STARTS = ("/", "./", "../", "~")
 
 
-def print_version(config: Config) -> None:
-    """The running daemon's version; a warning where there is none, or where it is not this one's."""
+def print_version() -> None:
+    """The daemon's version; warnings where there is none, or where it is not this command's. Raises nothing."""
     try:
-        version = str(Client(config).call("GET", "/api/version")["version"])
-    except (DaemonUnavailable, LocalLLMError, KeyError):
+        version = find_daemon(Client(load_config().host))
+    except httpx.ConnectError:
         output.notice("Warning: no daemon is running")
+        version = localllm.__version__
+    except LocalLLMError as error:
+        output.notice(f"Warning: {error.message}")
         version = localllm.__version__
     output.line(f"localllm version is {version}")
     if version != localllm.__version__:
         output.notice(f"Warning: client version is {localllm.__version__}")
 
 
-def pull_model(client: Client, model: str, *, insecure: bool = False) -> None:
-    """Pull with a bar on a terminal, silently elsewhere."""
-    if "/" in model and model.startswith((".", "~")):
-        from pathlib import Path
+# ---- pull ----
 
-        # The daemon has another working directory.
-        model = str(Path(model).expanduser().absolute())
-    body = {"model": model, "insecure": insecure}
-    with output.transfer_progress() as progress:
-        tasks: dict[str, Any] = {}
-        for event in client.stream("/api/pull", body):
-            if progress is None:
-                continue
-            status, total = event["status"], event.get("total")
-            if not total:
-                progress.console.print(status, highlight=False)
-            elif status not in tasks:
-                tasks[status] = progress.add_task(status, total=total, completed=event.get("completed", 0))
-            else:
-                progress.update(tasks[status], total=total, completed=event.get("completed", 0))
+
+def local_file(reference: str) -> Path | None:
+    """The GGUF that a reference means by its path; None for a name or an address."""
+    path = Path(reference).expanduser()
+    if reference.startswith(_LOCAL_STARTS) or (path.suffix.lower() == ".gguf" and path.is_file()):
+        return path.absolute()
+    return None
+
+
+def pull_model(client: Client, reference: str, *, insecure: bool = False) -> None:
+    """Pull with a bar on a terminal, silently elsewhere."""
+    # The daemon has another working directory.
+    model = str(local_file(reference) or reference)
+    events = client.stream("/api/pull", {"model": model, "insecure": insecure})
+    with contextlib.closing(events), output.pull_display() as show:
+        for event in events:
+            show(event)
+
+
+# ---- list and ps ----
 
 
 def list_models(client: Client, prefix: str, *, as_json: bool) -> None:
-    models = client.call("GET", "/api/tags")["models"]
+    models = client.call("GET", "/api/tags")["models"] or []
     models = [model for model in models if model["name"].lower().startswith(prefix.lower())]
     if as_json:
         output.print_json(models)
         return
+    now = datetime.now(timezone.utc)
     rows = [
         [
             model["name"],
             model["digest"][:_ID_LENGTH],
-            output.human_size(model["size"]),
-            output.human_time(output.parse_time(model["modified_at"])),
+            human_size(model["size"]),
+            human_time(parse_time(model["modified_at"]), now),
         ]
         for model in models
     ]
@@ -69,29 +81,31 @@ def list_models(client: Client, prefix: str, *, as_json: bool) -> None:
 
 
 def list_running(client: Client, prefix: str, *, as_json: bool) -> None:
-    models = client.call("GET", "/api/ps")["models"]
+    models = client.call("GET", "/api/ps")["models"] or []
     models = [model for model in models if model["name"].startswith(prefix)]
     if as_json:
         output.print_json(models)
         return
+    now = datetime.now(timezone.utc)
     rows = [
         [
             model["name"],
             model["digest"][:_ID_LENGTH],
-            output.human_size(model["size"]),
-            _processor(model["size"], model["size_vram"]),
+            human_size(model["size"]),
+            processor(model["size"], model["size_vram"]),
             str(model["context_length"]),
-            _until(output.parse_time(model["expires_at"])),
+            _until(model, now),
         ]
         for model in models
     ]
     output.table(["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"], rows)
 
 
-def _processor(size: int, size_vram: int) -> str:
+def processor(size: int, size_vram: int) -> str:
+    """What runs the model, by how many of its bytes are where."""
     if size_vram == 0:
         return "100% CPU"
-    if size_vram > size or size == 0:
+    if size == 0 or size_vram > size:
         return "Unknown"
     if size_vram == size:
         return "100% GPU"
@@ -99,13 +113,19 @@ def _processor(size: int, size_vram: int) -> str:
     return f"{cpu}%/{100 - cpu}% CPU/GPU"
 
 
-def _until(expires_at: datetime) -> str:
-    now = datetime.now(timezone.utc)
-    if expires_at <= now:
+def _until(model: dict[str, Any], now: datetime) -> str:
+    runner = model.get("runner", {})
+    if runner.get("state") == "loading":
+        return f"Loading... {runner.get('load_fraction', 0):.0%}"
+    expires_at = parse_time(model["expires_at"])
+    if runner.get("state") == "stopping" or expires_at <= now:
         return "Stopping..."
     if expires_at.year - now.year > _FOREVER_YEARS:
         return "Forever"
-    return output.human_time(expires_at, now)
+    return human_time(expires_at, now)
+
+
+# ---- stop, cp and rm ----
 
 
 def stop_model(client: Client, model: str) -> None:
@@ -126,64 +146,3 @@ def remove_models(client: Client, models: list[str]) -> None:
     for model in models:
         client.call("DELETE", "/api/delete", {"model": model})
         output.line(f"deleted '{model}'")
-
-
-def show_model(client: Client, model: str, selected: list[str], *, verbose: bool, as_json: bool) -> None:
-    if len(selected) > 1:
-        raise InvalidRequest(
-            "only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified"
-        )
-    shown = client.call("POST", "/api/show", {"model": model, "verbose": verbose})
-    if as_json:
-        output.print_json(shown)
-    elif selected:
-        text = str(shown.get(selected[0], ""))
-        output.write(text + ("\n" if selected[0] in ("license", "modelfile", "parameters") else ""))
-    else:
-        _print_sections(shown, verbose=verbose)
-
-
-def _print_sections(shown: dict[str, Any], *, verbose: bool) -> None:
-    info = shown["model_info"]
-    _section("Model", _model_rows(shown["details"], info))
-    _section("Capabilities", [[name] for name in shown.get("capabilities", [])])
-    _section("Parameters", [row.split(None, 1) for row in shown.get("parameters", "").splitlines()])
-    if verbose:
-        _section("Metadata", [[key, _abbreviate(value)] for key, value in sorted(info.items())])
-        _section("Tensors", [[t["name"], t["type"], str(t["shape"])] for t in shown.get("tensors", [])])
-    _section("System", _first_lines(shown.get("system", "")))
-    _section("License", _first_lines(shown.get("license", "")))
-
-
-def _model_rows(details: dict[str, Any], info: dict[str, Any]) -> list[list[str]]:
-    architecture = info.get("general.architecture", details.get("family", ""))
-    rows = [
-        ["architecture", architecture],
-        ["parameters", details.get("parameter_size", "")],
-        ["context length", str(info.get(f"{architecture}.context_length", ""))],
-        ["embedding length", str(info.get(f"{architecture}.embedding_length", ""))],
-        ["quantization", details.get("quantization_level", "")],
-    ]
-    return [row for row in rows if row[1]]
-
-
-def _section(title: str, rows: list[list[str]]) -> None:
-    """A title indented by two, rows by four, columns aligned, a blank line after; nothing for no rows."""
-    if not rows:
-        return
-    width = max(len(row[0]) for row in rows)
-    output.line(f"  {title}")
-    for first, *rest in rows:
-        output.line(f"    {first:{width}}    {'    '.join(rest)}".rstrip() if rest else f"    {first}")
-    output.line()
-
-
-def _first_lines(text: str) -> list[list[str]]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return [[line] for line in lines[:_SECTION_LINES]] + ([["..."]] if len(lines) > _SECTION_LINES else [])
-
-
-def _abbreviate(value: Any) -> str:
-    if not isinstance(value, list):
-        return str(value)
-    return f"[{', '.join(map(str, value[:3]))}{f', ...+{len(value) - 3} more' if len(value) > 3 else ''}]"

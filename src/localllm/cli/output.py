@@ -1,4 +1,4 @@
-"""The one place of the command line that prints: data to stdout, everything else to stderr.
+"""The one place of the command line that prints and asks: data to stdout, everything else to stderr.
 
 Nothing but plain text goes to what is not a terminal; NO_COLOR and TERM=dumb are honoured on terminals.
 """
@@ -6,55 +6,94 @@ Nothing but plain text goes to what is not a terminal; NO_COLOR and TERM=dumb ar
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
+from localllm.cli.status import Status
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _GREY, _RESET = "\x1b[90m", "\x1b[0m"
+# What a terminal obeys instead of showing it: a model's words must not move its cursor or set its title.
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
+del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
+
+ShowEvent = Callable[[Mapping[str, Any]], None]
 
 
-def is_terminal(stream: Any) -> bool:
-    """A stream that shows escape sequences to a person."""
-    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+# ---- the streams ----
+
+
+def prepare() -> None:
+    """Make the standard streams usable whatever the locale is and whichever of them is closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def can_converse() -> bool:
+    """A person types and reads."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def is_watched() -> bool:
+    """Somebody reads stderr."""
+    return sys.stderr.isatty()
+
+
+def can_redraw(stream: TextIO | None) -> bool:
+    """A terminal that obeys escape sequences."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# ---- stdout ----
+
+
+def clean(text: str) -> str:
+    """`text` as it may be shown where stdout goes: without control characters on a terminal, untouched elsewhere."""
+    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 def write(text: str) -> None:
-    """A piece of data, as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """A piece of data, at once."""
+    write_styled(clean(text))
 
 
 def line(text: str = "") -> None:
     write(f"{text}\n")
 
 
-def notice(text: str) -> None:
-    """Something for a person to read, not for a script."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def write_styled(text: str) -> None:
+    """Text that may hold escape sequences of ours. Ends the process quietly when nobody reads any more."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon_stdout()
+        sys.exit(Status.OUTPUT_CLOSED)
+    except OSError as error:
+        _abandon_stdout()
+        raise LocalLLMError(f"the output cannot be written: {error.strerror}") from None
+
+
+def _abandon_stdout() -> None:
+    """What could not be written is still in the buffer, and Python would try and complain again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: Any) -> None:
     line(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_error(error: LocalLLMError) -> None:
-    notice(f"Error: {error.message}")
-    if error.hint:
-        notice(f"Hint: {error.hint}")
-
-
-def dim(text: str) -> str:
-    """Grey on a terminal with colours."""
-    return f"{_GREY}{text}{_RESET}" if is_terminal(sys.stdout) and not os.environ.get("NO_COLOR") else text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -67,30 +106,48 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         line("    ".join(cells) + "    ")
 
 
-@contextlib.contextmanager
-def transfer_progress() -> Iterator[Progress | None]:
-    """A bar on stderr with size, speed and time left; None where nobody would see it."""
-    if not is_terminal(sys.stderr):
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def dim(text: str) -> str:
+    """Grey on a terminal with colours."""
+    return f"{_GREY}{text}{_RESET}" if can_redraw(sys.stdout) and not os.environ.get("NO_COLOR") else text
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield progress
+
+def wrap_width(margin: int) -> int:
+    """Columns to wrap at, `margin` less than the terminal has; 0 where stdout is nothing to wrap on."""
+    return max(shutil.get_terminal_size().columns - margin, 0) if can_redraw(sys.stdout) else 0
+
+
+# ---- stderr ----
+
+
+def notice(text: str) -> None:
+    """Something for a person to read, not for a script."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def remark(text: str) -> None:
+    """A notice that only somebody who watches needs."""
+    if is_watched():
+        notice(text)
+
+
+def print_error(error: LocalLLMError) -> None:
+    notice(f"Error: {error.message}")
+    if error.hint:
+        notice(f"Hint: {error.hint}")
+
+
+def end_interrupted_line() -> None:
+    """Leave the line on which the terminal has echoed a Ctrl+C."""
+    if sys.stdin.isatty():
+        remark("")
 
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
     """A spinner on stderr while the block runs, for a person who waits."""
-    if not (is_terminal(sys.stderr) and sys.stdout.isatty()):
+    if not (can_redraw(sys.stderr) and sys.stdout.isatty()):
         yield
         return
     from rich.console import Console
@@ -99,88 +156,67 @@ def waiting(text: str) -> Iterator[None]:
         yield
 
 
-def human_size(size: int) -> str:
-    """Bytes in units of 1000: "986 MB", "2.0 GB" (two figures below ten)."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
-        if size >= unit:
-            value = size / unit
-            return f"{int(value)} {name}" if value >= 10 else f"{value:.1f} {name}"
-    return f"{size} B"
+@contextlib.contextmanager
+def pull_display() -> Iterator[ShowEvent]:
+    """Shows the events of a pull on stderr: bars with size, speed and time left; nothing where nobody watches."""
+    if not is_watched():
+        yield lambda event: None
+    elif not can_redraw(sys.stderr):
+        yield _StatusLines().show
+    else:
+        with _progress() as progress:
+            yield _Bars(progress).show
 
 
-def human_time(when: datetime, now: datetime | None = None) -> str:
-    """ "2 days ago" or "4 minutes from now", in Ollama's words."""
-    seconds = (when - (now or datetime.now(timezone.utc))).total_seconds()
-    return f"{_human_span(int(abs(seconds)))} {'from now' if seconds > 0 else 'ago'}"
+class _StatusLines:
+    """For a terminal that cannot redraw: each status once."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        status = str(event.get("status", ""))
+        if status not in self._shown:
+            self._shown.add(status)
+            notice(status)
 
 
-def _human_span(seconds: int) -> str:
-    minutes, hours = seconds // 60, round(seconds / 3600)
-    for is_it, text in (
-        (seconds < 1, "Less than a second"),
-        (seconds == 1, "1 second"),
-        (seconds < 60, f"{seconds} seconds"),
-        (minutes == 1, "About a minute"),
-        (minutes < 60, f"{minutes} minutes"),
-        (hours == 1, "About an hour"),
-        (hours < 48, f"{hours} hours"),
-        (hours < 24 * 14, f"{hours // 24} days"),
-        (hours < 24 * 60, f"{hours // 24 // 7} weeks"),
-        (hours < 24 * 365 * 2, f"{hours // 24 // 30} months"),
-    ):
-        if is_it:
-            return text
-    return f"{hours // 24 // 365} years"
+class _Bars:
+    """A bar for each file, a line for each status without a size."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+        self._lines = _StatusLines()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        status, total, completed = str(event.get("status", "")), event.get("total"), event.get("completed") or 0
+        if not total:
+            self._lines.show(event)
+        elif status not in self._tasks:
+            self._tasks[status] = self._progress.add_task(status, total=total, completed=completed)
+        else:
+            self._progress.update(self._tasks[status], total=total, completed=completed)
 
 
-def human_duration(nanoseconds: int) -> str:
-    """As Go prints durations: "4.935886791s", "107.345ms", "2m3.5s"."""
-    if nanoseconds < 1_000_000_000:
-        unit, name = (1_000_000, "ms") if nanoseconds >= 1_000_000 else (1000, "µs")
-        return f"{nanoseconds / unit:.6f}".rstrip("0").rstrip(".") + name
-    minutes, rest = divmod(nanoseconds, 60_000_000_000)
-    hours, minutes = divmod(minutes, 60)
-    seconds = f"{rest / 1e9:.9f}".rstrip("0").rstrip(".") + "s"
-    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{seconds}"
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        redirect_stdout=False,
+    )
 
 
-def parse_time(text: str) -> datetime:
-    """An RFC 3339 time, also with nine fractional digits or a Z, which Python 3.10 does not read."""
-    text = text.replace("Z", "+00:00")
-    head, dot, tail = text.partition(".")
-    if dot:
-        digits = len(tail) - len(tail.lstrip("0123456789"))
-        text = f"{head}.{tail[:digits][:6]:0<6}{tail[digits:]}"
-    return datetime.fromisoformat(text)
+# ---- stdin ----
 
 
-class WordWrapper:
-    """Wraps streamed text between words: a word that grows over the edge is taken back and begins the next line."""
-
-    def __init__(self, width: int) -> None:
-        """`width` in columns; 0 turns wrapping off."""
-        self._width = width
-        self._column = 0
-        self._word = ""
-
-    def feed(self, text: str) -> str:
-        """What to write to the terminal for `text`."""
-        return "".join(map(self._place, text)) if self._width else text
-
-    def _place(self, character: str) -> str:
-        from rich.cells import cell_len
-
-        if character == "\n":
-            self._column, self._word = 0, ""
-            return character
-        size = cell_len(character)
-        if self._column + size <= self._width or character == " ":
-            self._column += size
-            self._word = "" if character.isspace() else self._word + character
-            return character
-        word, self._word = self._word, self._word + character
-        self._column = cell_len(self._word)
-        if not word or self._column > self._width:
-            self._word, self._column = character, size
-            return f"\n{character}"
-        return f"\x1b[{cell_len(word)}D\x1b[K\n{word}{character}"
+def ask(prompt: str) -> str:
+    """A line that a person types. Raises EOFError for Ctrl+D and KeyboardInterrupt for Ctrl+C."""
+    return input(prompt)

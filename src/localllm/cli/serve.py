@@ -6,7 +6,7 @@ from localllm.config import load_config
 
 
 def serve(flags: dict[str, str]) -> int:
-    """Run the daemon until it is told to stop; returns its exit status."""
+    """Run the daemon until it is told to stop; returns its exit status. Raises AddressInUse or ConfigError."""
     config = load_config(flags=flags)
     from localllm.daemon import server
 
