@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-# Copying a stream moves all of its cells, whatever their number; below this many tokens computing again is as quick.
-MIN_COPY_TOKENS = 64
+# Copying a stream moves all of its cells, however few are wanted; below this many tokens computing again is as quick.
+MIN_COPY_TOKENS = 16
 
 
 @dataclass(frozen=True)
