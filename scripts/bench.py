@@ -1,8 +1,8 @@
 """Throughput of one model at several numbers of concurrent clients, in a closed loop.
 
-Pulls SmolLM2-135M-Instruct, quantises it to Q4_0 (a format whose kernels gain from batches), starts a daemon of its own on
-a free port with a store of its own, and runs the loads in turn, so that a machine whose speed drifts drifts for all of
-them. Quote the ratio of the medians, not the absolute numbers.
+Pulls SmolLM2-135M-Instruct, quantises it to Q4_0 (a format whose kernels gain from batches), starts a daemon of its own
+on a free port with a store of its own, and runs the loads in turn, so that a machine whose speed drifts drifts for all
+of them. Quote the ratio of the medians, not the absolute numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -28,10 +29,7 @@ import platformdirs
 
 from localllm.store.library import ModelStore
 
-WORDS = (
-    "amber basin cedar delta ember fjord grove heron islet jetty knoll larch maple north ocean pearl "
-    "quartz raven slate tundra upland valley willow xylem yarrow zephyr"
-).split()
+WORDS = ("amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "jetty", "knoll", "larch")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ async def run_load(url: str, model: str, num_clients: int, seed: int, arguments:
         started = time.perf_counter()
         await asyncio.gather(*(worker() for _ in range(num_clients)))
         seconds = time.perf_counter() - started
-    gaps = [later - earlier for r in results for earlier, later in zip(r[1:-2], r[2:-1], strict=True)]
+    gaps = [later - earlier for r in results for earlier, later in itertools.pairwise(r[1:-1])]
     return Run(
         sum(r[-1] for r in results) / seconds,
         statistics.median(r[1] - r[0] for r in results),

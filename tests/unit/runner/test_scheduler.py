@@ -199,10 +199,11 @@ def test_preempted_sequence_waits_until_somebody_leaves_and_loses_nothing() -> N
     run_step(scheduler)
     known = list(late.tokens)
     assert scheduler.preempt() is late
-    assert late.status is Status.WAITING
+    statuses = [late.status]
     assert list(shares(run_step(scheduler))) == ["a"]
     run_step(scheduler)
-    assert late.status is Status.RUNNING
+    statuses.append(late.status)
+    assert statuses == [Status.WAITING, Status.RUNNING]
     assert late.tokens[: len(known)] == known
     assert late.num_prompt_tokens == 10
 
