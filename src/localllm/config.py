@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import platformdirs
-import yaml
 
 from localllm.errors import ConfigError, InvalidRequest
 
@@ -253,11 +252,18 @@ def _parse(parse: Callable[[str], Any], key: str, text: str, origin: str) -> Any
 
 def _read_file(path: Path) -> dict[str, str]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", hint="Correct the file or move it away.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    # Takes a tenth of the time of a short command, and few have the file.
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _unreadable(path, error) from None
     if loaded is None:
         return {}
     known = {info.key for info in settings()}
@@ -268,3 +274,7 @@ def _read_file(path: Path) -> dict[str, str]:
     return {
         str(key): ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in loaded.items()
     }
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} cannot be read: {error}", hint="Correct the file or move it away.")
