@@ -1,7 +1,7 @@
 """One resumable download: ranged, in parallel parts, with a journal of what is there.
 
-The bytes go to a partial; `<partial>.json` says which parts of it are complete. Both survive a stop of any kind, so the
-next attempt fetches only what is missing. Whether the result is the right file is decided by its sha256, at the end.
+Whether the result is the right file is decided by its sha256, at the end. A file that changes at its source while it is
+downloaded is begun anew; a server that has no ranges is read in one stream.
 """
 
 from __future__ import annotations
@@ -9,326 +9,323 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
-import os
+import hashlib
 import shutil
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import httpx
-import msgspec
 
-from localllm.errors import DigestMismatch, Forbidden, NoSpace, NotFoundAtSource, SourceUnavailable, Unauthorized
-from localllm.store.blobs import hash_file, storage_errors
+from localllm.errors import DigestMismatch, NoSpace, SourceUnavailable
+from localllm.store import web
+from localllm.store.blobs import storage_errors
+from localllm.store.partial import Journal, Part, PartialFile, discard, read_journal
+from localllm.store.web import Remote, Retry, retrying
 
 CONNECTIONS = 4
-PART_BYTES = 32 << 20
-CHUNK_BYTES = 1 << 20
-MAX_ATTEMPTS = 6
-MAX_REDIRECTS = 10
-# A connection that gives no byte for this long is dropped and opened again.
-STALL_SECONDS = 30.0
-CONNECT_SECONDS = 10.0
+# A part is a request; a file has about NUM_PARTS of them, within these bounds (bytes).
+NUM_PARTS = 32
+MIN_PART_BYTES = 32 << 20
+MAX_PART_BYTES = 256 << 20
+# What is received is written in blocks of this size (bytes), but not later than after WRITE_SECONDS.
+BLOCK_BYTES = 1 << 20
+WRITE_SECONDS = 0.2
 JOURNAL_SECONDS = 1.0
-MAX_BACKOFF_SECONDS = 30.0
+MAX_RESTARTS = 3
+_HASH_BYTES = 32 << 20
 
-T = TypeVar("T")
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A file to fetch. `headers` may hold credentials: they go to the host of `url` and nowhere else.
+class FileInfo:
+    """What the server says about the file: `size` in bytes or None, `validator` to tell its versions apart."""
 
-    `sha256` is bare hex, "" when the source does not say; `size` in bytes, None likewise.
-    """
-
-    url: str
-    headers: dict[str, str] = field(default_factory=dict)
-    sha256: str = ""
-    size: int | None = None
-
-
-class _Part(msgspec.Struct):
-    offset: int
-    size: int
-    done: int = 0
-
-
-class _Journal(msgspec.Struct):
-    """`validator` is the ETag or date by which the source tells versions of the file apart."""
-
-    size: int
+    size: int | None
     validator: str
-    parts: list[_Part]
-
-    @property
-    def done(self) -> int:
-        return sum(part.done for part in self.parts)
+    has_ranges: bool
 
 
-class _Retry(Exception):
-    """Worth another attempt, after `delay` seconds if the server named them."""
-
-    def __init__(self, reason: str, delay: float | None = None) -> None:
-        super().__init__(reason)
-        self.delay = delay
+class _Changed(Exception):
+    """The file at the source is another one than when the download began."""
 
 
-def new_client() -> httpx.AsyncClient:
-    timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS, pool=None)
-    # The bytes that the digest is of, not a compressed form of them.
-    headers = {"User-Agent": "localllm", "Accept-Encoding": "identity"}
-    return httpx.AsyncClient(timeout=timeout, follow_redirects=False, headers=headers)
+class _NoRanges(Exception):
+    """The server sends whole files only."""
 
 
-@contextlib.asynccontextmanager
-async def open_url(
-    client: httpx.AsyncClient, url: str, headers: dict[str, str], method: str = "GET"
-) -> AsyncIterator[httpx.Response]:
-    """Send a request and follow redirects by hand: no credentials to another host, none from public to private.
-
-    Raises httpx.TransportError as it comes, SourceUnavailable for a redirect that is refused.
-    """
-    origin = httpx.URL(url).host
-    for _ in range(MAX_REDIRECTS):
-        here = httpx.URL(url)
-        safe = headers if here.host == origin else {k: v for k, v in headers.items() if k.lower() != "authorization"}
-        async with client.stream(method, here, headers=safe) as response:
-            if not response.has_redirect_location:
-                yield response
-                return
-            url = str(here.join(response.headers["Location"]))
-        await _check_redirect(here.host, httpx.URL(url))
-    raise SourceUnavailable(f"{origin} redirects without end")
-
-
-async def _check_redirect(origin: str, target: httpx.URL) -> None:
-    if target.scheme not in ("http", "https"):
-        raise SourceUnavailable(f"{origin} redirects to {target.scheme}:, which is refused")
-    if target.host != origin and await _is_private(target.host) and not await _is_private(origin):
-        raise SourceUnavailable(
-            f"{origin} redirects to {target.host}, an address inside a private network, which is refused"
-        )
-
-
-async def _is_private(host: str) -> bool:
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(not ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_global for entry in found)
-
-
-def check_status(response: httpx.Response, what: str) -> None:
-    """Raise the error that a status means; _Retry for those that may pass."""
-    code = response.status_code
-    if code in (200, 206):
-        return
-    if code == 401:
-        raise Unauthorized(f"{what} needs credentials", hint="For Hugging Face, log in or set HF_TOKEN.")
-    if code == 403:
-        raise Forbidden(
-            f"access to {what} is refused", hint="Accept its licence where it is published, then try again."
-        )
-    if code in (404, 410):
-        raise NotFoundAtSource(f"{what} does not exist")
-    if code in (408, 425, 429) or code >= 500:
-        raise _Retry(f"{what}: the server answered {code}", _retry_after(response))
-    raise SourceUnavailable(f"{what}: the server answered {code}")
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    text = response.headers.get("Retry-After", "")
-    return min(float(text), MAX_BACKOFF_SECONDS) if text.isdigit() else None
-
-
-def num_bytes_done(partial: Path) -> int:
-    """How much of a download an earlier attempt has left behind."""
-    journal = _read_journal(partial)
-    return journal.done if journal else 0
-
-
-def discard(partial: Path) -> None:
-    """Forget a partial and its journal."""
-    partial.unlink(missing_ok=True)
-    _journal_path(partial).unlink(missing_ok=True)
+async def probe(client: httpx.AsyncClient, remote: Remote) -> FileInfo:
+    """Ask for the first byte to learn size, version and whether ranges work. Raises what `download` raises."""
+    return await _Requests(client, remote).probe()
 
 
 async def download(
-    client: httpx.AsyncClient, remote: Remote, partial: Path, report: Callable[[int, int], None]
+    client: httpx.AsyncClient,
+    remote: Remote,
+    partial: Path,
+    report: Report,
+    *,
+    on_verify: Callable[[], None] = lambda: None,
+    also_needed: int = 0,
 ) -> tuple[str, int]:
     """Fetch `remote` into `partial`; returns the bare hex sha256 and the size of what arrived.
 
-    `report` gets bytes done and bytes in all. Raises DigestMismatch (the partial is gone then), NoSpace (the partial
-    stays), SourceUnavailable, NotFoundAtSource, Unauthorized or Forbidden. May be cancelled at any time.
+    `report` gets bytes done and bytes in all, `on_verify` is called before hashing begins, `also_needed` bytes of disk
+    must be free besides. Raises DigestMismatch (the partial is gone then), NoSpace (the partial stays),
+    SourceUnavailable, NotFoundAtSource, Unauthorized or Forbidden. May be cancelled at any time.
     """
-    transfer = _Transfer(client, remote, partial, report)
-    await transfer.run()
-    digest = await asyncio.to_thread(hash_file, partial)
-    if remote.sha256 and digest != remote.sha256:
+    while True:
+        transfer = _Transfer(client, remote, partial, report, also_needed)
+        await transfer.run()
+        on_verify()
+        digest = await hash_partial(partial)
+        if remote.sha256 in ("", digest):
+            return digest, partial.stat().st_size
         discard(partial)
-        raise DigestMismatch(
-            f"digest mismatch, file must be downloaded again: want sha256:{remote.sha256}, got sha256:{digest}",
-            hint="The source or something on the way changed the file.",
-        )
-    _journal_path(partial).unlink(missing_ok=True)
-    return digest, partial.stat().st_size
+        # Bytes of an earlier attempt may be to blame; those of this one are the source's.
+        if not transfer.was_resumed:
+            raise DigestMismatch(
+                f"digest mismatch, file must be downloaded again: want sha256:{remote.sha256}, got sha256:{digest}",
+                hint="The source or something on the way changed the file.",
+            )
 
 
-def _journal_path(partial: Path) -> Path:
-    return partial.with_name(partial.name + ".json")
+async def hash_partial(path: Path) -> str:
+    """sha256 of a file as bare hex, read on other threads, a piece at a time so that it can be cancelled."""
+    digest = hashlib.sha256()
+    with storage_errors("reading the download"), path.open("rb") as file:
+        while await asyncio.to_thread(_hash_piece, digest, file):
+            pass
+    return digest.hexdigest()
 
 
-def _read_journal(partial: Path) -> _Journal | None:
-    try:
-        journal = msgspec.json.decode(_journal_path(partial).read_bytes(), type=_Journal)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return journal if partial.exists() and partial.stat().st_size == journal.size else None
+def _hash_piece(digest: Any, file: Any) -> bool:
+    for _ in range(_HASH_BYTES // BLOCK_BYTES):
+        block = file.read(BLOCK_BYTES)
+        if not block:
+            return False
+        digest.update(block)
+    return True
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Raise NoSpace, with the number of bytes that are missing, if fewer than `needed` bytes are free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise _no_space(what, needed, free)
+
+
+def _no_space(what: str, needed: int, free: int) -> NoSpace:
+    return NoSpace(
+        f"{what} needs {needed / 1e6:,.1f} MB more and the disk has {free / 1e6:,.1f} MB free: "
+        f"{(needed - free) / 1e6:,.1f} MB are missing",
+        hint="Free some space, for example with `localllm rm`; what was downloaded is kept.",
+        needed_bytes=needed,
+        missing_bytes=needed - free,
+    )
+
+
+class _Requests:
+    """The requests for one file: renews credentials, and knows how to read the answers."""
+
+    def __init__(self, client: httpx.AsyncClient, remote: Remote) -> None:
+        self._client = client
+        self._remote = remote
+        self._headers = dict(remote.headers)
+        self.host = httpx.URL(remote.url).host
+
+    @contextlib.asynccontextmanager
+    async def get(self, byte_range: str = "") -> AsyncIterator[httpx.Response]:
+        headers = {**self._headers, "Range": f"bytes={byte_range}"} if byte_range else self._headers
+        async with web.open_url(self._client, self._remote.url, headers) as response:
+            if response.status_code == 401 and self._remote.authorize is not None:
+                challenge = response.headers.get("WWW-Authenticate", "")
+                self._headers = await self._remote.authorize(self._client, challenge)
+                raise Retry(f"{self.host} does not accept its own credentials for {self._remote.file_name}", 0.0)
+            yield response
+
+    async def probe(self) -> FileInfo:
+        return await retrying(self._probe, self.host)
+
+    async def _probe(self) -> FileInfo:
+        async with self.get("0-0") as response:
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            if response.status_code == 206 or (response.status_code == 416 and total == "0"):
+                return FileInfo(int(total) if total.isdigit() else None, validator_of(response), total != "0")
+            web.check_status(response, self._remote.file_name)
+            length = response.headers.get("Content-Length", "")
+            return FileInfo(int(length) if length.isdigit() else None, validator_of(response), False)
+
+
+def validator_of(response: httpx.Response) -> str:
+    return str(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
 
 
 class _Transfer:
     """One attempt at a file: owns the partial, its journal and the open connections."""
 
     def __init__(
-        self, client: httpx.AsyncClient, remote: Remote, partial: Path, report: Callable[[int, int], None]
+        self, client: httpx.AsyncClient, remote: Remote, partial: Path, report: Report, also_needed: int
     ) -> None:
-        self._client = client
+        self._requests = _Requests(client, remote)
         self._remote = remote
         self._partial = partial
         self._report = report
-        self._what = httpx.URL(remote.url).path.rsplit("/", 1)[-1] or remote.url
-        self._journal = _Journal(0, "", [])
-        self._file = -1
-        self._saved_at = 0.0
+        self._also_needed = also_needed
+        self._what = remote.file_name
+        self._size: int | None = None
+        self._journal = Journal(0, "", [])
+        # Bytes that this attempt has got: the progress that earns a failing connection more patience.
+        self._num_received = 0
+        self.was_resumed = False
 
     async def run(self) -> None:
-        size, validator, has_ranges = await self._retrying(self._probe)
-        if self._remote.size is not None and size is not None and size != self._remote.size:
-            raise SourceUnavailable(f"{self._what} has {size} bytes where {self._remote.size} were promised")
-        size = size if size is not None else self._remote.size
-        if not has_ranges or size is None:
-            await self._retrying(lambda: self._fetch_whole(size))
-            return
-        self._open_journal(size, validator)
-        try:
-            await self._fetch_parts()
-        finally:
-            self._save_journal()
-            os.close(self._file)
-
-    async def _retrying(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Await `action()` until it succeeds; gives up after MAX_ATTEMPTS attempts without progress."""
-        failures, before = 0, -1
-        while True:
+        for _ in range(MAX_RESTARTS):
+            info = await self._requests.probe()
+            self._size = self._agreed_size(info)
             try:
-                return await action()
-            except (httpx.TransportError, _Retry) as error:
-                failures = 1 if self._journal.done > before >= 0 else failures + 1
-                before = self._journal.done
-                # A host that cannot be reached at all is not worth waiting for: another source may answer.
-                if failures >= MAX_ATTEMPTS or (isinstance(error, httpx.ConnectError) and before == 0):
-                    raise SourceUnavailable(f"{self._what}: {error or type(error).__name__}") from None
-                delay = error.delay if isinstance(error, _Retry) and error.delay is not None else 0.25 * 2**failures
-                await asyncio.sleep(min(delay, MAX_BACKOFF_SECONDS))
+                if info.has_ranges and self._size is not None:
+                    with contextlib.suppress(_NoRanges):
+                        return await self._fetch_parts(self._size, info.validator)
+                return await retrying(self._fetch_whole, self._requests.host, lambda: self._num_received)
+            except _Changed:
+                discard(self._partial)
+        raise SourceUnavailable(f"{self._what} keeps changing while it is downloaded", hint="Try again later.")
 
-    async def _probe(self) -> tuple[int | None, str, bool]:
-        """Size, validator, and whether ranges work, learnt from asking for the first byte."""
-        async with open_url(self._client, self._remote.url, {**self._remote.headers, "Range": "bytes=0-0"}) as response:
-            headers = response.headers
-            validator = headers.get("ETag") or headers.get("Last-Modified") or ""
-            if response.status_code == 206:
-                total = headers.get("Content-Range", "").rpartition("/")[2]
-                return (int(total) if total.isdigit() else None), validator, True
-            check_status(response, self._what)
-            length = headers.get("Content-Length", "")
-            return (int(length) if length.isdigit() else None), validator, False
-
-    def _open_journal(self, size: int, validator: str) -> None:
-        """Go on with an earlier attempt at the same file, or begin anew."""
-        journal = _read_journal(self._partial)
-        if journal is None or journal.size != size or (journal.validator != validator and not self._remote.sha256):
-            discard(self._partial)
-            offsets = range(0, size, PART_BYTES)
-            journal = _Journal(size, validator, [_Part(o, min(PART_BYTES, size - o)) for o in offsets])
-        self._journal = journal
-        self._check_space(size - journal.done)
-        with storage_errors("writing the download"):
-            self._file = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o644)
-            os.truncate(self._file, size)
-        self._report(journal.done, size)
-
-    def _check_space(self, missing: int) -> None:
-        free = shutil.disk_usage(self._partial.parent).free
-        if free < missing:
-            raise NoSpace(
-                f"{self._what} needs {missing} more bytes and the disk has {free} free: {missing - free} are missing",
-                hint="Free some space, for example with `localllm rm`; what was downloaded is kept.",
-                missing_bytes=missing - free,
+    def _agreed_size(self, info: FileInfo) -> int | None:
+        promised = self._remote.size
+        if promised is not None and info.size is not None and info.size != promised:
+            raise SourceUnavailable(
+                f"{self._requests.host} has {info.size} bytes of {self._what} where {promised} were promised"
             )
+        return promised if info.size is None else info.size
 
-    async def _fetch_parts(self) -> None:
-        pending = iter([part for part in self._journal.parts if part.done < part.size])
-
-        async def worker() -> None:
-            for part in pending:
-                await self._retrying(functools.partial(self._fetch_part, part))
-
-        workers = [asyncio.create_task(worker()) for _ in range(CONNECTIONS)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for task in workers:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _fetch_part(self, part: _Part) -> None:
-        start, end = part.offset + part.done, part.offset + part.size
-        headers = {**self._remote.headers, "Range": f"bytes={start}-{end - 1}"}
-        async with open_url(self._client, self._remote.url, headers) as response:
-            check_status(response, self._what)
-            if response.status_code != 206:
-                raise _Retry(f"{self._what}: the server stopped honouring ranges")
-            if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                raise _Retry(f"{self._what}: the server sent another range than it was asked for")
-            async for chunk in response.aiter_raw():
-                chunk = chunk[: end - part.offset - part.done]
-                with storage_errors("writing the download"):
-                    os.pwrite(self._file, chunk, part.offset + part.done)
-                part.done += len(chunk)
-                self._on_progress()
-        if part.done < part.size:
-            raise _Retry(f"{self._what}: the connection closed early")
-
-    def _on_progress(self) -> None:
-        self._report(self._journal.done, self._journal.size)
-        if time.monotonic() - self._saved_at > JOURNAL_SECONDS:
-            self._save_journal()
-
-    def _save_journal(self) -> None:
-        """Bytes before the journal: what it claims must be on disk."""
-        self._saved_at = time.monotonic()
+    async def _fetch_parts(self, size: int, validator: str) -> None:
+        self._journal = self._resume(size, validator)
+        self._check_space(size - self._journal.done)
         with storage_errors("writing the download"):
-            os.fsync(self._file)
-            scratch = self._partial.with_name(self._partial.name + ".json.new")
-            scratch.write_bytes(msgspec.json.encode(self._journal))
-            scratch.replace(_journal_path(self._partial))
+            file = PartialFile(self._partial, self._journal, size=size)
+        try:
+            self._report(self._journal.done, size)
+            pending = iter([part for part in self._journal.parts if part.done < part.size])
+            await _together(
+                [self._work(file, pending) for _ in range(CONNECTIONS)],
+                _every(JOURNAL_SECONDS, file.save),
+            )
+        except NoSpace as error:
+            raise self._out_of_space(error) from None
+        finally:
+            await file.close(keep=True)
 
-    async def _fetch_whole(self, size: int | None) -> None:
+    def _resume(self, size: int, validator: str) -> Journal:
+        """The journal of an earlier attempt at the same file, or a new one.
+
+        Where the sha256 is known the validator does not matter: mirrors and caches have their own.
+        """
+        journal = read_journal(self._partial)
+        if journal and journal.size == size and (self._remote.sha256 or (validator and journal.validator == validator)):
+            self.was_resumed = journal.done > 0
+            return journal
+        discard(self._partial)
+        step = max(MIN_PART_BYTES, min(MAX_PART_BYTES, size // NUM_PARTS))
+        return Journal(size, validator, [Part(at, min(step, size - at)) for at in range(0, size, step)])
+
+    async def _work(self, file: PartialFile, pending: Iterator[Part]) -> None:
+        for part in pending:
+            fetch = functools.partial(self._fetch_part, file, part)
+            await retrying(fetch, self._requests.host, lambda: self._num_received)
+
+    async def _fetch_part(self, file: PartialFile, part: Part) -> None:
+        start, end = part.offset + part.done, part.offset + part.size
+        async with self._requests.get(f"{start}-{end - 1}") as response:
+            self._check_part(response, start)
+            await self._receive(response, file, part)
+        if part.done < part.size:
+            raise Retry(f"{self._requests.host} closed the connection before the end of {self._what}")
+
+    def _check_part(self, response: httpx.Response, start: int) -> None:
+        if response.status_code == 416:
+            raise _Changed
+        web.check_status(response, self._what)
+        if response.status_code != 206:
+            raise _NoRanges
+        given, _, total = response.headers.get("Content-Range", "").partition("/")
+        has_changed = validator_of(response) != self._journal.validator and not self._remote.sha256
+        if has_changed or (total.isdigit() and int(total) != self._journal.size):
+            raise _Changed
+        if not given.startswith(f"bytes {start}-"):
+            raise Retry(f"{self._requests.host} sent another range of {self._what} than it was asked for")
+
+    async def _receive(self, response: httpx.Response, file: PartialFile, part: Part) -> None:
+        """Write the body to the part in blocks, and what there is of it when the connection breaks."""
+        block, written_at = bytearray(), time.monotonic()
+        try:
+            async for chunk in response.aiter_raw():
+                block += chunk
+                now = time.monotonic()
+                if len(block) >= BLOCK_BYTES or now - written_at >= WRITE_SECONDS:
+                    await self._write(file, part, block)
+                    block, written_at = bytearray(), now
+        finally:
+            await self._write(file, part, block)
+
+    async def _write(self, file: PartialFile, part: Part, block: bytearray) -> None:
+        # A server may send more than it was asked for.
+        data = bytes(block[: part.size - part.done])
+        if not data:
+            return
+        await file.write(part, data)
+        self._num_received += len(data)
+        self._report(self._journal.done, self._journal.size or self._journal.done)
+
+    async def _fetch_whole(self) -> None:
         """For servers without ranges: from the beginning, in one stream."""
         discard(self._partial)
-        self._check_space(size or 0)
-        done = 0
-        async with open_url(self._client, self._remote.url, self._remote.headers) as response:
-            check_status(response, self._what)
-            with storage_errors("writing the download"), self._partial.open("wb") as file:
-                async for chunk in response.aiter_raw():
-                    file.write(chunk)
-                    done += len(chunk)
-                    self._report(done, size or done)
-        if size is not None and done != size:
-            raise _Retry(f"{self._what}: the connection closed early")
+        self._check_space(self._size or 0)
+        part = Part(0, self._size if self._size is not None else 1 << 62)
+        self._journal = Journal(self._size or 0, "", [part])
+        furthest, self._num_received = self._num_received, 0
+        file = PartialFile(self._partial, self._journal, size=0)
+        try:
+            async with self._requests.get() as response:
+                web.check_status(response, self._what)
+                await self._receive(response, file, part)
+        except NoSpace as error:
+            raise self._out_of_space(error) from None
+        finally:
+            # Beginning again is no progress until it is further than before.
+            self._num_received = max(self._num_received, furthest)
+            await file.close(keep=False)
+        if self._size is not None and part.done != self._size:
+            raise Retry(f"{self._requests.host} closed the connection before the end of {self._what}")
+
+    def _check_space(self, missing: int) -> None:
+        with storage_errors("looking at the disk"):
+            check_space(self._partial.parent, missing + self._also_needed, self._what)
+
+    def _out_of_space(self, error: NoSpace) -> NoSpace:
+        """The same with numbers, unless a quota makes the free space a lie."""
+        free = shutil.disk_usage(self._partial.parent).free
+        needed = self._journal.size - self._journal.done + self._also_needed
+        return _no_space(self._what, needed, free) if needed > free else error
+
+
+async def _every(seconds: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await action()
+
+
+async def _together(workers: list[Coroutine[Any, Any, None]], helper: Coroutine[Any, Any, None]) -> None:
+    """Run the workers until all are done or one fails, and the helper meanwhile; nothing of them is left running."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
+    others = asyncio.create_task(helper)
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in (*tasks, others):
+            task.cancel()
+        await asyncio.gather(*tasks, others, return_exceptions=True)

@@ -6,11 +6,18 @@ import re
 
 import httpx
 
-from localllm.errors import NotFoundAtSource, SourceUnavailable, Unauthorized
-from localllm.store.manifests import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Layer, parse_manifest
+from localllm.errors import LocalLLMError, NotFoundAtSource, SourceUnavailable, StoreError, Unauthorized, Unsupported
+from localllm.store.manifests import (
+    MANIFEST_TYPE,
+    MAX_MANIFEST_BYTES,
+    MODEL_LAYER,
+    Layer,
+    Manifest,
+    parse_manifest,
+)
 from localllm.store.names import ModelName
 from localllm.store.sources import Plan, PlannedFile
-from localllm.store.transfer import Remote, open_url
+from localllm.store.web import Remote, Retry, is_passing, open_url, retry_after, retrying
 
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
@@ -18,58 +25,85 @@ _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 class RegistrySource:
     def __init__(self, name: ModelName, *, insecure: bool = False) -> None:
         """`insecure` means plain http, as in Ollama."""
-        self.label = f"the registry {name.host}"
+        self.label = self.place = f"the registry {name.host}"
         self._name = name
         self._base = f"{'http' if insecure else 'https'}://{name.host}/v2/{name.namespace}/{name.model}"
 
     async def resolve(self, client: httpx.AsyncClient) -> Plan:
-        headers = {"Accept": MANIFEST_TYPE}
+        headers: dict[str, str] = {}
         data, challenge = await self._get_manifest(client, headers)
         if challenge:
-            headers["Authorization"] = f"Bearer {await self._token(client, challenge)}"
+            headers = await self._authorize(client, challenge)
             data, challenge = await self._get_manifest(client, headers)
-            if challenge:
-                raise Unauthorized(
-                    "unauthorized: access denied", hint=f"{self.label} does not let you read this model."
-                )
-        manifest = parse_manifest(data)
+        if challenge:
+            raise self._refused("it does not let you read this model")
+        manifest = self._parse(data)
         layers = [*manifest.layers, *([manifest.config] if manifest.config.digest else [])]
-        auth = {k: v for k, v in headers.items() if k == "Authorization"}
-        return Plan(tuple(self._planned(layer, auth) for layer in layers), data)
+        return Plan(tuple(self._planned(layer, headers) for layer in layers), data)
+
+    def _parse(self, data: bytes) -> Manifest:
+        try:
+            manifest = parse_manifest(data)
+        except StoreError as error:
+            raise SourceUnavailable(f"{self.label} sent something else: {error.message}") from None
+        if len(manifest.of_type(MODEL_LAYER)) != 1:
+            raise Unsupported(
+                f"{self._name.display} is not one GGUF file with its settings", hint="Choose another tag or model."
+            )
+        return manifest
 
     def _planned(self, layer: Layer, headers: dict[str, str]) -> PlannedFile:
         url = f"{self._base}/blobs/sha256:{layer.hex}"
-        return PlannedFile(layer.media_type, Remote(url, headers, layer.hex, layer.size))
+        return PlannedFile(layer.media_type, Remote(url, headers, layer.hex, layer.size, self._authorize))
 
     async def _get_manifest(self, client: httpx.AsyncClient, headers: dict[str, str]) -> tuple[bytes, str]:
         """The manifest's bytes, or the challenge of a 401."""
         url = f"{self._base}/manifests/{self._name.tag}"
-        try:
-            async with open_url(client, url, headers) as response:
+
+        async def get() -> tuple[bytes, str]:
+            async with open_url(client, url, {"Accept": MANIFEST_TYPE, **headers}) as response:
                 if response.status_code == 401:
                     return b"", response.headers.get("WWW-Authenticate", "none")
-                if response.status_code == 404:
-                    raise NotFoundAtSource(f"{self.label} has no model {self._name.display}")
                 if response.status_code != 200:
-                    raise SourceUnavailable(f"{self.label} answered {response.status_code} for the manifest")
-                data = b""
-                async for chunk in response.aiter_bytes():
-                    data += chunk
-                    if len(data) > MAX_MANIFEST_BYTES:
-                        raise SourceUnavailable(f"{self.label} sent an absurdly large manifest")
-                return data, ""
-        except httpx.HTTPError as error:
-            raise SourceUnavailable(f"{self.label} cannot be reached: {error or type(error).__name__}") from None
+                    raise self._error_of(response)
+                return await self._read(response), ""
 
-    async def _token(self, client: httpx.AsyncClient, challenge: str) -> str:
-        """An anonymous bearer token. The realm must be on the registry's own host, or anybody could collect secrets."""
+        return await retrying(get, self.label)
+
+    def _error_of(self, response: httpx.Response) -> LocalLLMError | Retry:
+        code = response.status_code
+        if code == 404:
+            return NotFoundAtSource(f"{self.label} has no model {self._name.display}")
+        text = f"{self.label} answered {code} for the manifest"
+        return Retry(text, retry_after(response.headers)) if is_passing(code) else SourceUnavailable(text)
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        data = b""
+        async for chunk in response.aiter_bytes():
+            data += chunk
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise SourceUnavailable(f"{self.label} sent an absurdly large manifest")
+        return data
+
+    async def _authorize(self, client: httpx.AsyncClient, challenge: str) -> dict[str, str]:
+        """Headers with an anonymous bearer token. The realm must be on the registry's own host: anybody could collect
+        secrets otherwise.
+        """
         fields = dict(_CHALLENGE.findall(challenge))
-        realm = httpx.URL(fields.get("realm", ""))
-        if realm.host != httpx.URL(self._base).host:
-            raise Unauthorized(f"{self.label} wants credentials for another host, {realm.host or 'unnamed'}")
+        home = httpx.URL(self._base)
+        try:
+            realm = httpx.URL(fields.get("realm", ""))
+        except httpx.InvalidURL:
+            raise self._refused("it asks for credentials at something that is no address") from None
+        if (realm.scheme, realm.host) != (home.scheme, home.host):
+            raise self._refused(f"it wants credentials for another host, {realm.host or 'unnamed'}")
         parameters = {key: fields[key] for key in ("service", "scope") if key in fields}
         try:
             response = await client.get(realm, params=parameters)
-            return str(response.json()["token"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            raise Unauthorized("unauthorized: access denied", hint=f"{self.label} gave no token.") from None
+            answer = response.json()
+            return {"Authorization": f"Bearer {answer.get('token') or answer['access_token']}"}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+            raise self._refused("it gives no token to somebody unknown") from None
+
+    def _refused(self, reason: str) -> Unauthorized:
+        return Unauthorized(f"unauthorized: {self.label} denies access: {reason}")
