@@ -106,7 +106,8 @@ def pull(model: Model, insecure: Insecure = False) -> None:
     """Fetch a model by name, from Hugging Face, a URL or a file."""
     from localllm.cli.models import pull_model
 
-    pull_model(_client(), model, insecure=insecure)
+    with _client() as client:
+        pull_model(client, model, insecure=insecure)
 
 
 @app.command("list", epilog=_examples("localllm list", "localllm ls llama --json"))
@@ -114,7 +115,8 @@ def list_(prefix: Prefix = "", json: Json = False) -> None:
     """List the models that are here, newest first."""
     from localllm.cli.models import list_models
 
-    list_models(_client(), prefix, as_json=json)
+    with _client() as client:
+        list_models(client, prefix, as_json=json)
 
 
 app.command("ls", hidden=True)(list_)
@@ -136,7 +138,8 @@ def show(
 
     flags = {"license": license, "modelfile": modelfile, "parameters": parameters}
     part = choose_part({**flags, "system": system, "template": template})
-    show_model(_client(), model, part, verbose=verbose, as_json=json)
+    with _client() as client:
+        show_model(client, model, part, verbose=verbose, as_json=json)
 
 
 @app.command(epilog=_examples("localllm ps", "localllm ps --json"))
@@ -144,7 +147,8 @@ def ps(prefix: Prefix = "", json: Json = False) -> None:
     """List the models that are loaded."""
     from localllm.cli.models import list_running
 
-    list_running(_client(), prefix, as_json=json)
+    with _client() as client:
+        list_running(client, prefix, as_json=json)
 
 
 @app.command(epilog=_examples("localllm stop smollm2"))
@@ -152,7 +156,8 @@ def stop(model: Model) -> None:
     """Unload a model."""
     from localllm.cli.models import stop_model
 
-    stop_model(_client(start=False), model)
+    with _client(start=False) as client:
+        stop_model(client, model)
 
 
 @app.command(epilog=_examples("localllm cp smollm2 my-assistant"))
@@ -163,7 +168,8 @@ def cp(
     """Give a model a second name; it takes no space."""
     from localllm.cli.models import copy_model
 
-    copy_model(_client(), source, destination)
+    with _client() as client:
+        copy_model(client, source, destination)
 
 
 @app.command(epilog=_examples("localllm rm smollm2", "localllm rm llama3 qwen3"))
@@ -171,7 +177,8 @@ def rm(models: Annotated[list[str], typer.Argument(help="Names of models.")]) ->
     """Remove models."""
     from localllm.cli.models import remove_models
 
-    remove_models(_client(), models)
+    with _client() as client:
+        remove_models(client, models)
 
 
 def _settings_help() -> str:
@@ -203,10 +210,10 @@ app.command("start", hidden=True, epilog=_settings_help())(serve)
 def main() -> None:
     """The console script."""
     output.prepare()
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(execute(sys.argv[1:]))
 
 
-def _run(arguments: Sequence[str]) -> int:
+def execute(arguments: Sequence[str]) -> int:
     """The exit status. All expected errors become a line and a hint here."""
     try:
         status = app(_with_think_values(arguments), prog_name="localllm", standalone_mode=False) or Status.OK

@@ -32,6 +32,12 @@ class Client:
             verify=host.scheme == "https",
         )
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.http.close()
+
     @property
     def log_hint(self) -> str:
         return f"Its log is {log_file()}." if self.is_local else "Look at its log, on its machine."

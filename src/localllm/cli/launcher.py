@@ -35,7 +35,11 @@ def connect(config: Config, *, start: bool = True) -> Client:
     Raises AddressInUse when something else answers there, DaemonUnavailable when nothing does.
     """
     client = Client(config.host)
-    ensure_running(client, config, start=start)
+    try:
+        ensure_running(client, config, start=start)
+    except BaseException:
+        client.http.close()
+        raise
     return client
 
 

@@ -25,7 +25,8 @@ _LOCAL_STARTS = ("/", "./", "../", "~")
 def print_version() -> None:
     """The daemon's version; warnings where there is none, or where it is not this command's. Raises nothing."""
     try:
-        version = find_daemon(Client(load_config().host))
+        with Client(load_config().host) as client:
+            version = find_daemon(client)
     except httpx.ConnectError:
         output.notice("Warning: no daemon is running")
         version = localllm.__version__

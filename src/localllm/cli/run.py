@@ -78,14 +78,14 @@ def run_model(config: Config, reference: str, words: list[str], options: RunOpti
     """Answer the prompt made of standard input and `words`; with neither, on a terminal, begin a conversation."""
     fields = options.fields()
     prompt = _prompt(words)
-    client = connect(config)
-    model, shown = ensure_model(client, reference, insecure=options.insecure)
-    if prompt is None and output.can_converse():
-        from localllm.cli.repl import Repl
+    with connect(config) as client:
+        model, shown = ensure_model(client, reference, insecure=options.insecure)
+        if prompt is None and output.can_converse():
+            from localllm.cli.repl import Repl
 
-        Repl(client, config, {"model": model, **fields}, options).run(shown.get("messages") or [])
-    else:
-        _answer_once(client, {"model": model, "prompt": prompt or "", **fields}, options)
+            Repl(client, config, {"model": model, **fields}, options).run(shown.get("messages") or [])
+        else:
+            _answer_once(client, {"model": model, "prompt": prompt or "", **fields}, options)
 
 
 def _prompt(words: list[str]) -> str | None:
