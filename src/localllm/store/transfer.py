@@ -261,7 +261,7 @@ class _Transfer:
 
     async def _receive(self, response: httpx.Response, file: PartialFile, part: Part) -> None:
         """Write the body to the part in blocks, and what there is of it when the connection breaks."""
-        block, written_at = bytearray(), time.monotonic()
+        block, written_at = bytearray(), 0.0
         try:
             async for chunk in response.aiter_raw():
                 block += chunk

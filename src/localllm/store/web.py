@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +66,13 @@ def new_client() -> httpx.AsyncClient:
     timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS, pool=None)
     # The bytes that the digest is of, not a compressed form of them.
     headers = {"User-Agent": "localllm", "Accept-Encoding": "identity"}
-    return httpx.AsyncClient(timeout=timeout, follow_redirects=False, headers=headers)
+    return httpx.AsyncClient(verify=_certificates(), timeout=timeout, follow_redirects=False, headers=headers)
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Those that the environment names, or certifi's. Reading them takes long enough to do it once."""
+    return httpx.create_ssl_context()
 
 
 @contextlib.asynccontextmanager
@@ -82,17 +90,11 @@ async def open_url(client: httpx.AsyncClient, url: str, headers: Mapping[str, st
             if not response.has_redirect_location:
                 yield response
                 return
-            target = _location(here, response)
+            # httpx has refused one that is no address.
+            target = here.join(response.headers["Location"])
         await _check_redirect(here, target)
         here = target
     raise SourceUnavailable(f"{home.host} redirects without end")
-
-
-def _location(here: httpx.URL, response: httpx.Response) -> httpx.URL:
-    try:
-        return here.join(response.headers["Location"])
-    except httpx.InvalidURL:
-        raise SourceUnavailable(f"{here.host} redirects to something that is no address") from None
 
 
 def _same_origin(one: httpx.URL, other: httpx.URL) -> bool:
@@ -197,5 +199,5 @@ def reason_of(error: Exception) -> str:
         error = cause
     if isinstance(error, TimeoutError | asyncio.TimeoutError | httpx.TimeoutException):
         return "no answer in time"
-    text = str(error).strip()
+    text = str(getattr(error, "strerror", None) or error).strip()
     return text.splitlines()[0] if text else type(error).__name__
