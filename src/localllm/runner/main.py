@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from typing import NoReturn
 
 from localllm import log
 from localllm.errors import LoadFailed, LocalLLMError, RunnerCrashed
@@ -73,7 +74,7 @@ def _read(channel: Channel[Event, Command], requests: Requests) -> None:
     _leave(0)
 
 
-def _leave(status: int) -> None:
+def _leave(status: int) -> NoReturn:
     """End without clean-up: native threads may be in the middle of a step, and the system reclaims everything."""
     with contextlib.suppress(Exception):
         sys.stderr.flush()
@@ -86,7 +87,7 @@ def _serve(channel: Channel[Event, Command], load: Load, requests: Requests) -> 
         preparer = Preparer(model, context.num_ctx, load.chat_template or model.chat_template)
     except LocalLLMError as error:
         channel.send(messages.LoadFailed(error.info()))
-        return
+        _leave(1)
     options = load.options
     scheduler = Scheduler(
         num_slots=context.num_slots,
