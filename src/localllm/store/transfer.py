@@ -23,7 +23,7 @@ from localllm.errors import DigestMismatch, NoSpace, SourceUnavailable
 from localllm.store import web
 from localllm.store.blobs import storage_errors
 from localllm.store.partial import Journal, Part, PartialFile, discard, read_journal
-from localllm.store.web import Remote, Retry, retrying
+from localllm.store.web import Authorize, Remote, Retry, retrying
 
 CONNECTIONS = 4
 # A part is a request; a file has about NUM_PARTS of them, within these bounds (bytes).
@@ -134,18 +134,25 @@ class _Requests:
     def __init__(self, client: httpx.AsyncClient, remote: Remote) -> None:
         self._client = client
         self._remote = remote
-        self._headers = dict(remote.headers)
+        self._headers = remote.headers
+        self._renewal = asyncio.Lock()
         self.host = httpx.URL(remote.url).host
 
     @contextlib.asynccontextmanager
     async def get(self, byte_range: str = "") -> AsyncIterator[httpx.Response]:
-        headers = {**self._headers, "Range": f"bytes={byte_range}"} if byte_range else self._headers
+        sent = self._headers
+        headers = {**sent, "Range": f"bytes={byte_range}"} if byte_range else sent
         async with web.open_url(self._client, self._remote.url, headers) as response:
             if response.status_code == 401 and self._remote.authorize is not None:
-                challenge = response.headers.get("WWW-Authenticate", "")
-                self._headers = await self._remote.authorize(self._client, challenge)
+                await self._renew(sent, response.headers.get("WWW-Authenticate", ""), self._remote.authorize)
                 raise Retry(f"{self.host} does not accept its own credentials for {self._remote.file_name}", 0.0)
             yield response
+
+    async def _renew(self, sent: dict[str, str], challenge: str, authorize: Authorize) -> None:
+        """Get new credentials, unless another request has done so since `sent`."""
+        async with self._renewal:
+            if self._headers is sent:
+                self._headers = await authorize(self._client, challenge)
 
     async def probe(self) -> FileInfo:
         return await retrying(self._probe, self.host)
@@ -261,20 +268,22 @@ class _Transfer:
 
     async def _receive(self, response: httpx.Response, file: PartialFile, part: Part) -> None:
         """Write the body to the part in blocks, and what there is of it when the connection breaks."""
-        block, written_at = bytearray(), 0.0
+        chunks: list[bytes] = []
+        num_bytes, written_at = 0, 0.0
         try:
             async for chunk in response.aiter_raw():
-                block += chunk
+                chunks.append(chunk)
+                num_bytes += len(chunk)
                 now = time.monotonic()
-                if len(block) >= BLOCK_BYTES or now - written_at >= WRITE_SECONDS:
+                if num_bytes >= BLOCK_BYTES or now - written_at >= WRITE_SECONDS:
+                    block, chunks, num_bytes, written_at = b"".join(chunks), [], 0, now
                     await self._write(file, part, block)
-                    block, written_at = bytearray(), now
         finally:
-            await self._write(file, part, block)
+            await self._write(file, part, b"".join(chunks))
 
-    async def _write(self, file: PartialFile, part: Part, block: bytearray) -> None:
+    async def _write(self, file: PartialFile, part: Part, block: bytes) -> None:
         # A server may send more than it was asked for.
-        data = bytes(block[: part.size - part.done])
+        data = block[: part.size - part.done]
         if not data:
             return
         await file.write(part, data)

@@ -398,7 +398,7 @@ def test_credentials_that_run_out_are_renewed(partial: Path) -> None:
     def answer(request: Request) -> Reply:
         nonlocal num_uses
         num_uses += 1
-        if not granted or num_uses > 2 or request.headers.get("authorization") != granted[-1]:
+        if not granted or num_uses > 3 or request.headers.get("authorization") != granted[-1]:
             return Reply(401, b"", {"WWW-Authenticate": "Bearer"})
         return deliver(request, DATA, Faults())
 
