@@ -26,6 +26,7 @@ Commands:
   Ctrl+C         Stops the answer, or clears the line
 """
 _LEAVE = ("/bye", "/exit")
+_ASK_FOR_HELP = ("/?", "/help")
 # Commands of Ollama's prompt: who types one does not mean to say it to the model.
 _OLLAMAS = ("/set", "/show", "/load", "/save", "/list")
 
@@ -49,35 +50,34 @@ class Repl:
             self._client.call("POST", "/api/generate", {**self._fields, "stream": False})
         for message in history:
             output.line(f"{PROMPT if message.get('role') == 'user' else ''}{message.get('content', '')}\n")
-        while (text := self._read()) is not None:
-            self._handle(text)
+        while self._turn():
+            pass
 
-    def _read(self) -> str | None:
-        """The next message; None when the user leaves."""
-        while True:
-            try:
-                text = _read_message()
-            except EOFError:
-                output.line()
-                return None
-            except KeyboardInterrupt:
-                output.line()
-                if not _typed_so_far():
-                    output.line("Use Ctrl+D or /bye to leave.")
-                continue
-            return None if text.strip() in _LEAVE else text
-
-    def _handle(self, text: str) -> None:
-        command = text.strip()
-        if command in ("/?", "/help"):
+    def _turn(self) -> bool:
+        """One message or command; False when the user leaves."""
+        try:
+            text, is_quoted = _read_message()
+        except EOFError:
+            output.line()
+            return False
+        except KeyboardInterrupt:
+            output.line()
+            if not _typed_so_far():
+                output.line("Use Ctrl+D or /bye to leave.")
+            return True
+        command = "" if is_quoted else text.strip()
+        if command in _LEAVE:
+            return False
+        if command in _ASK_FOR_HELP:
             output.line(_HELP)
         elif command == "/clear":
             self._messages.clear()
             output.line("The conversation is forgotten.")
         elif command.split(" ")[0] in _OLLAMAS:
             output.print_error(LocalLLMError(f"{command.split(' ')[0]} is not supported", hint="Type /? for help."))
-        elif command:
+        elif text.strip():
             self._ask(text)
+        return True
 
     def _ask(self, text: str) -> None:
         """Send a message and print the answer; an answer that was stopped or failed leaves no trace."""
@@ -99,15 +99,15 @@ class Repl:
             print_timings(answer.final)
 
 
-def _read_message() -> str:
-    """A line, or what stands between two triple quotes."""
+def _read_message() -> tuple[str, bool]:
+    """A line and False, or what stands between two triple quotes and True."""
     text = output.ask(PROMPT)
     if not text.lstrip().startswith(_QUOTES):
-        return text
+        return text, False
     text = text.lstrip().removeprefix(_QUOTES)
     while not text.rstrip().endswith(_QUOTES):
         text += "\n" + output.ask(CONTINUATION)
-    return text.rstrip().removesuffix(_QUOTES).strip("\n")
+    return text.rstrip().removesuffix(_QUOTES).strip("\n"), True
 
 
 def _typed_so_far() -> str:

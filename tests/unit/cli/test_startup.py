@@ -38,7 +38,7 @@ print("\\n".join(name for name, module in sys.modules.items() if module is not N
 """
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["list"], ["ps"], ["run", "m", ""]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--version"], ["list"], ["run", "m", ""]], ids=" ".join)
 def test_short_commands_load_little(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     daemon.on("POST", "/api/generate", Reply({"done": True}))
     monkeypatch.setenv("LOCALLLM_HOST", daemon.url)
