@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+import localllm
 from localllm.config import Address, log_file, parse_address
 from localllm.errors import ConfigError, DaemonUnavailable, ErrorInfo, LocalLLMError, ModelNotFound, from_info
 
@@ -25,6 +26,7 @@ class Client:
         self.is_local = parse_address(host.url).is_loopback
         self.http = httpx.Client(
             base_url=self.url,
+            headers={"User-Agent": f"localllm/{localllm.__version__}"},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             # A proxy for the outside has no business between two processes of one machine.
             trust_env=not self.is_local,

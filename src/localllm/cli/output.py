@@ -19,7 +19,7 @@ from localllm.cli.status import Status
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 _GREY, _RESET = "\x1b[90m", "\x1b[0m"
 # What a terminal obeys instead of showing it: a model's words must not move its cursor or set its title.
@@ -186,17 +186,23 @@ class _Bars:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._lines = _StatusLines()
 
     def show(self, event: Mapping[str, Any]) -> None:
         status, total, completed = str(event.get("status", "")), event.get("total"), event.get("completed") or 0
         if not total:
             self._lines.show(event)
-        elif status not in self._tasks:
-            self._tasks[status] = self._progress.add_task(status, total=total, completed=completed)
-        else:
-            self._progress.update(self._tasks[status], total=total, completed=completed)
+            return
+        if status not in self._tasks:
+            renamed = self._renamed(total, completed)
+            self._tasks[status] = self._progress.add_task(status) if renamed is None else renamed
+        self._progress.update(self._tasks[status], description=status, total=total, completed=completed)
+
+    def _renamed(self, total: int, completed: int) -> TaskID | None:
+        """The bar of a file that now has another name: one whose digest is known only when all of it is here."""
+        last = self._progress.tasks[-1] if self._progress.tasks else None
+        return last.id if last and not last.finished and completed == total == last.total else None
 
 
 def _progress() -> Progress:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from localllm.cli import output
 from localllm.errors import LocalLLMError
@@ -110,3 +112,25 @@ def test_a_pull_shows_each_status_once_where_nothing_can_be_redrawn(monkeypatch:
             show({"status": "pulling abc", "total": 3, "completed": completed})
         show({"status": "success"})
     assert stream.getvalue() == "pulling abc\nsuccess\n"
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(console=Console(file=io.StringIO()))
+
+
+def bars(progress: Progress, *events: tuple[str, int, int]) -> list[tuple[str, float, float | None]]:
+    shown = output._Bars(progress)
+    for status, completed, total in events:
+        shown.show({"status": status, "completed": completed, "total": total})
+    return [(task.description, task.completed, task.total) for task in progress.tasks]
+
+
+def test_each_file_has_a_bar(progress: Progress) -> None:
+    events = [("pulling a", 1, 10), ("pulling b", 2, 20), ("pulling a", 10, 10), ("pulling b", 20, 20)]
+    assert bars(progress, *events) == [("pulling a", 10, 10), ("pulling b", 20, 20)]
+
+
+def test_a_file_that_gets_its_name_at_the_end_has_one_bar(progress: Progress) -> None:
+    events = [("pulling file.gguf", 9, 10), ("pulling abc", 10, 10), ("pulling def", 5, 5)]
+    assert bars(progress, *events) == [("pulling abc", 10, 10), ("pulling def", 5, 5)]
