@@ -21,18 +21,11 @@ class Client:
     """Speaks the native API of the daemon at `host`. Reading waits for ever: a load or a prompt may take minutes."""
 
     def __init__(self, host: Address) -> None:
+        """Raises ConfigError for an address that nobody can connect to."""
         self.url = host.url
         # An unspecified address is one to listen on; the URL has the loopback address through which it is reached.
         self.is_local = parse_address(host.url).is_loopback
-        self.http = httpx.Client(
-            base_url=self.url,
-            headers={"User-Agent": f"localllm/{localllm.__version__}"},
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            # A proxy for the outside has no business between two processes of one machine.
-            trust_env=not self.is_local,
-            # Reading the certificates takes 0.1 s, which plain HTTP does not need.
-            verify=host.scheme == "https",
-        )
+        self.http = _connection(self.url, host.scheme, is_local=self.is_local)
 
     def __enter__(self) -> Client:
         return self
@@ -89,6 +82,23 @@ class Client:
             f"could not connect to a daemon at {self.url}: {reason}",
             hint="Start it with `localllm serve`, or set LOCALLLM_HOST to where it runs.",
         )
+
+
+def _connection(url: str, scheme: str, *, is_local: bool) -> httpx.Client:
+    if scheme not in ("http", "https"):
+        raise ConfigError(f"{url} is not an address to connect to", hint="Set LOCALLLM_HOST to http:// or https://.")
+    try:
+        return httpx.Client(
+            base_url=url,
+            headers={"User-Agent": f"localllm/{localllm.__version__}"},
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            # A proxy for the outside has no business between two processes of one machine.
+            trust_env=not is_local,
+            # Reading the certificates takes 0.1 s, which plain HTTP does not need.
+            verify=scheme == "https",
+        )
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{url} is not an address to connect to: {error}", hint="Set LOCALLLM_HOST.") from None
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -20,7 +20,8 @@ from localllm.errors import AddressInUse, DaemonUnavailable
 
 DAEMON_COMMAND = (sys.executable, "-m", "localllm", "serve")
 START_SECONDS = 30.0
-PROBE_SECONDS = 5.0
+# A daemon listens before it has loaded what it answers with.
+PROBE_SECONDS = 10.0
 # A log that has grown beyond this is put aside, replacing the one before, when the next daemon starts.
 MAX_LOG_BYTES = 16_000_000
 _LOOK_SECONDS = 0.05
@@ -106,7 +107,11 @@ def _start(client: Client, config: Config, command: Sequence[str]) -> None:
         try:
             find_daemon(client)
             return
-        except httpx.ConnectError:
+        except AddressInUse:
+            # Or one that ended while it was asked: then its own words are better.
+            if status == Status.ADDRESS_IN_USE:
+                raise
+        except (httpx.ConnectError, DaemonUnavailable):
             pass
         if status is None:
             time.sleep(_LOOK_SECONDS)

@@ -100,9 +100,10 @@ def test_a_log_on_another_machine_is_not_looked_for_here() -> None:
     assert str(log_file()) not in Client(parse_address("192.0.2.1")).log_hint
 
 
-def test_an_address_with_a_strange_scheme_is_a_wrong_setting() -> None:
-    with pytest.raises(ConfigError, match=r"ftp://127\.0\.0\.1"):
-        Client(parse_address("ftp://127.0.0.1")).call("GET", "/api/ps")
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1", "http://-ü-"])
+def test_an_address_that_is_none_is_a_wrong_setting(address: str) -> None:
+    with pytest.raises(ConfigError, match=address):
+        Client(parse_address(address))
 
 
 def test_a_proxy_is_not_asked_for_what_is_on_this_machine(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,17 @@ def test_of_a_start_that_failed_otherwise_the_last_words_are_shown(ensure: Calla
     assert str(log_file()) in caught.value.hint
 
 
+def test_a_daemon_that_ends_while_it_is_asked_has_failed(ensure: Callable[..., None], port: int) -> None:
+    code = (
+        "import socket, sys\n"
+        f"with socket.create_server(('127.0.0.1', {port})) as server:\n"
+        "    server.accept()[0].close()\n"
+        "sys.exit('Error: the store is broken')"
+    )
+    with pytest.raises(DaemonUnavailable, match="the daemon could not start: the store is broken"):
+        ensure(code)
+
+
 def test_only_words_of_this_start_are_shown(ensure: Callable[..., None]) -> None:
     log_file().parent.mkdir(parents=True)
     log_file().write_text("Error: of yesterday\n")
