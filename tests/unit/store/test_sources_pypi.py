@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.fixtures.pulls import MEMBER, files_of, pull
 from tests.fixtures.wheel_index import WheelIndex, make_wheel
 
-from localllm.errors import NoSpace, SourceUnavailable
+from localllm.errors import DigestMismatch, NoSpace, SourceUnavailable
+from localllm.store.fetch import extract_member
 from localllm.store.library import ModelStore
+from localllm.store.sources import ArchiveMember
+from localllm.store.transfer import BLOCK_BYTES
+from localllm.store.web import Remote
 
 WHEEL = "pkg-1.0-py3-none-any.whl"
 
@@ -92,3 +97,12 @@ def test_there_must_be_room_for_the_wheel_and_its_member(
     assert index.web.of("/files/") == []
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage._replace(free=needed))
     assert pull(store, "demo").error is None
+
+
+def test_unpacking_ends_soon_after_the_promised_size(tmp_path: Path) -> None:
+    archive, target = tmp_path / "bomb.whl", tmp_path / "x-partial"
+    archive.write_bytes(make_wheel({MEMBER: bytes(20 << 20)}))
+    member = ArchiveMember(Remote("http://127.0.0.1/bomb.whl"), MEMBER, "0" * 64, 1000)
+    with pytest.raises(DigestMismatch):
+        extract_member(archive, member, target, lambda _done, _total: None)
+    assert target.stat().st_size <= 1000 + BLOCK_BYTES
