@@ -7,76 +7,115 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
 
 from localllm.errors import ConfigError
 
+T = TypeVar("T")
+
+Repository = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
+GGUFFile = Annotated[str, msgspec.Meta(pattern=r"\.(gguf|GGUF)$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Size = Annotated[int, msgspec.Meta(gt=0)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Tag = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][\w.-]{0,79}$")]
+Capability = Literal["completion", "tools", "thinking", "vision", "insert", "embedding"]
+
 
 class HuggingFaceSource(msgspec.Struct, frozen=True, tag="hf", tag_field="kind", forbid_unknown_fields=True):
-    """A file of a repository, by its name or by its quantisation (then the repository is searched for it)."""
+    """A file of a repository, by its name or by its quantisation (then the repository is searched for it).
 
-    repo: str
-    file: str = ""
-    quant: str = ""
-    revision: str = "main"
-    mmproj: str = ""
-    sha256: str = ""
-    size: int | None = None
+    With both, the quantisation is what helps when the repository has no such file. `size` is in bytes.
+    """
+
+    repo: Repository
+    file: GGUFFile = ""
+    quant: Text = ""
+    revision: Text = "main"
+    mmproj: GGUFFile = ""
+    sha256: Sha256 = ""
+    size: Size | None = None
 
 
 class UrlSource(msgspec.Struct, frozen=True, tag="url", tag_field="kind", forbid_unknown_fields=True):
-    url: str
-    sha256: str = ""
-    size: int | None = None
+    url: Annotated[str, msgspec.Meta(pattern="^https://")]
+    sha256: Sha256 = ""
+    size: Size | None = None
 
 
 class WheelSource(msgspec.Struct, frozen=True, tag="wheel", tag_field="kind", forbid_unknown_fields=True):
     """A member of a wheel on the Python package index; `sha256` and `size` (bytes) are the member's own."""
 
-    package: str
-    version: str
-    member: str
-    sha256: str
-    size: int
+    package: Text
+    version: Text
+    member: GGUFFile
+    sha256: Sha256
+    size: Size
 
 
 SourceSpec = HuggingFaceSource | UrlSource | WheelSource
+
+
+class Parameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Defaults that a model's makers recommend; what they leave open is left out."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: tuple[Text, ...] = ()
+    num_ctx: Size | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One size of a family: either `sources`, or `repos` that hold a file for each of `quants`.
 
     The file is `<stem><separator><QUANT>.gguf`, or whatever the repository has of that quantisation where there is no
-    such file or no `stem`. Each quantisation makes a tag `<size>-<quant>`; the first one is also the tag `<size>`.
+    such file or no `stem`; so a repository may stand in for another that names its files otherwise. Each quantisation
+    makes a tag `<size>-<quant>`; the first one is also the tag `<size>`.
     """
 
-    repos: tuple[str, ...] = ()
-    stem: str = ""
-    separator: str = "-"
-    quants: tuple[str, ...] = ("Q4_K_M", "Q4_0", "Q8_0")
-    mmproj: str = ""
+    repos: tuple[Repository, ...] = ()
+    stem: Text = ""
+    separator: Literal["-", "."] = "-"
+    quants: tuple[Tag, ...] = ("Q4_K_M", "Q4_0", "Q8_0")
+    mmproj: GGUFFile = ""
     sources: tuple[SourceSpec, ...] = ()
-    parameters: dict[str, Any] = {}
-    capabilities: tuple[str, ...] = ()
-    license: str = ""
+    parameters: Parameters = Parameters()
+    capabilities: tuple[Capability, ...] = ()
+    license: Text = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.repos) == bool(self.sources):
+            raise ValueError("either repos or sources must be given, and not both")
+        if self.sources and (self.stem or self.mmproj):
+            raise ValueError("stem and mmproj go with repos; a source names its own files")
+        if not self.quants:
+            raise ValueError("quants must name one at least")
+        for source in self.sources:
+            if isinstance(source, HuggingFaceSource) and not (source.file or source.quant):
+                raise ValueError(f"the source {source.repo} needs a file or a quant")
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of the catalogue. `aliases` maps tags to tags and must name `latest`."""
 
-    family: str
-    title: str
-    description: str
-    license: str
-    models: dict[str, ModelSpec]
-    aliases: dict[str, str]
-    capabilities: tuple[str, ...] = ("completion",)
-    parameters: dict[str, Any] = {}
+    family: Tag
+    title: Text
+    description: Text
+    license: Text
+    models: dict[Tag, ModelSpec]
+    aliases: dict[Tag, Tag]
+    capabilities: tuple[Capability, ...] = ("completion",)
+    parameters: Parameters = Parameters()
     system: str = ""
 
 
@@ -88,10 +127,21 @@ class CatalogEntry:
     tag: str
     description: str
     license: str
-    capabilities: tuple[str, ...]
+    capabilities: tuple[Capability, ...]
     parameters: dict[str, Any]
     sources: tuple[SourceSpec, ...]
     system: str = ""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML where a key that is written twice is an error: the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is written twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _default_folder() -> Path:
@@ -142,22 +192,49 @@ class Catalog:
     def _read_file(self, name: str) -> Family:
         path = self.folder / f"{name}.yaml"
         try:
-            family = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), Family)
-        except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path.name}: {error}", hint="docs/catalogue.md describes the format.") from None
-        entries = _entries(family)
-        for alias, target in family.aliases.items():
-            if target.lower() not in entries:
-                raise ConfigError(f"{path.name}: aliases.{alias} names the unknown tag {target}")
-        if "latest" not in family.aliases:
-            raise ConfigError(f"{path.name}: aliases must name latest")
+            document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise _mistake(path.name, error) from None
+        models = document.get("models") if isinstance(document, dict) else None
+        for size, spec in models.items() if isinstance(models, dict) else ():
+            _convert(spec, ModelSpec, f"{path.name}: models.{size}")
+        family = _convert(document, Family, path.name)
+        _check(family, path)
         return family
+
+
+def _mistake(where: str, what: object) -> ConfigError:
+    return ConfigError(f"{where}: {what}", hint="docs/catalogue.md describes the format.")
+
+
+def _convert(value: Any, kind: type[T], where: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _mistake(where, error) from None
+
+
+def _check(family: Family, path: Path) -> None:
+    """What the types cannot say. Raises ConfigError."""
+    if family.family != path.stem:
+        raise _mistake(path.name, f"family is {family.family}, which must be the name of the file")
+    entries = _entries(family)
+    if len(entries) < sum(len(_sources(size, spec)) for size, spec in family.models.items()):
+        raise _mistake(path.name, "models make a tag twice")
+    for alias, target in family.aliases.items():
+        if alias.lower() in entries:
+            raise _mistake(path.name, f"aliases.{alias} is a tag of its own")
+        if target.lower() not in entries:
+            raise _mistake(path.name, f"aliases.{alias} names the unknown tag {target}")
+    if "latest" not in family.aliases:
+        raise _mistake(path.name, "aliases must name latest")
 
 
 def _entries(family: Family) -> dict[str, CatalogEntry]:
     """All tags but the aliases, by their lower-case form."""
     entries = {}
     for size, spec in family.models.items():
+        parameters = {**msgspec.to_builtins(family.parameters), **msgspec.to_builtins(spec.parameters)}
         for tag, sources in _sources(size, spec).items():
             entries[tag.lower()] = CatalogEntry(
                 family=family.family,
@@ -165,7 +242,7 @@ def _entries(family: Family) -> dict[str, CatalogEntry]:
                 description=family.description,
                 license=spec.license or family.license,
                 capabilities=spec.capabilities or family.capabilities,
-                parameters={**family.parameters, **spec.parameters},
+                parameters=parameters,
                 sources=sources,
                 system=family.system,
             )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from pathlib import Path
 
 import pytest
 
+from localllm.api.options import parse_options
 from localllm.errors import ConfigError
+from localllm.store import catalog as catalog_module
 from localllm.store.catalog import Catalog, CatalogEntry, HuggingFaceSource, WheelSource
 from localllm.store.names import ModelName
+from localllm.store.sources import is_split
 from localllm.store.sources.hf import quant_of
 
 CATALOG = Catalog()
-CAPABILITIES = {"completion", "tools", "thinking", "vision", "embedding", "insert"}
-PARAMETERS = {"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "num_ctx"}
 # llama.cpp has repacked CPU kernels for these; throughput grows with the batch.
 REPACKED = {"Q4_0", "Q4_K_M", "Q8_0", "IQ4_NL", "MXFP4"}
-# Families whose publishers offer nothing repacked that fits one file.
-NOT_REPACKED = {"llama4", "moondream", "mxbai-embed-large"}
+# Families of which no repository has a repacked format in one file.
+NOT_REPACKED = {"llama4", "moondream"}
 
 
+@functools.cache
 def entries(family: str) -> list[CatalogEntry]:
     found = [CATALOG.find(family, tag) for tag in CATALOG.tags(family)]
     assert None not in found, "a tag that is listed must be found"
@@ -40,31 +42,39 @@ def test_every_file_is_well_formed(name: str) -> None:
     family = CATALOG.family(name)
     assert family is not None
     assert family.family == name
-    assert family.title
     assert family.description.endswith(".")
-    assert family.license
     for entry in entries(name):
         assert ModelName.parse(f"{name}:{entry.tag}").is_short
-        assert set(entry.capabilities) <= CAPABILITIES
-        assert set(entry.parameters) <= PARAMETERS
         assert entry.sources
+        assert ("embedding" in entry.capabilities) != ("completion" in entry.capabilities)
 
 
 @pytest.mark.parametrize("name", CATALOG.names())
-def test_every_source_is_one_that_can_be_asked(name: str) -> None:
+def test_every_default_is_one_that_requests_know(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for entry in entries(name):
+        parse_options(entry.parameters, {})
+    assert "is ignored" not in caplog.text
+
+
+@pytest.mark.parametrize("name", CATALOG.names())
+def test_a_model_that_sees_comes_with_its_projector(name: str) -> None:
     for entry in entries(name):
         for source in entry.sources:
-            if isinstance(source, HuggingFaceSource):
-                assert re.fullmatch(r"[\w.-]+/[\w.-]+", source.repo)
-                assert source.file or source.quant
-                if source.file and source.quant:
-                    assert quant_of(source.file) == source.quant, (
-                        "the file is not of the quantisation that its tag says"
-                    )
-            if isinstance(source, WheelSource):
-                assert re.fullmatch(r"[0-9a-f]{64}", source.sha256)
-                assert source.size > 0
-            assert not source.sha256 or re.fullmatch(r"[0-9a-f]{64}", source.sha256)
+            assert isinstance(source, HuggingFaceSource) or "vision" not in entry.capabilities
+            assert bool(getattr(source, "mmproj", "")) == ("vision" in entry.capabilities)
+
+
+@pytest.mark.parametrize("name", CATALOG.names())
+def test_the_quantisation_of_a_tag_is_that_of_its_files(name: str) -> None:
+    for entry in entries(name):
+        for source in entry.sources:
+            assert isinstance(source, HuggingFaceSource | WheelSource)
+            file = source.file if isinstance(source, HuggingFaceSource) else source.member
+            quant = (source.quant if isinstance(source, HuggingFaceSource) else "") or quant_of(file)
+            assert not file or quant_of(file) == quant
+            assert not is_split(file), "a model in parts cannot be pulled"
+            named = quant_of(f"-{entry.tag}.gguf")
+            assert named in ("", quant)
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOG.names()) - NOT_REPACKED))
@@ -73,7 +83,7 @@ def test_latest_is_a_format_with_repacked_kernels(name: str) -> None:
     assert entry is not None
     (first, *_) = entry.sources
     assert isinstance(first, HuggingFaceSource)
-    assert (first.quant or quant_of(first.file)) in REPACKED
+    assert (first.quant or quant_of(first.file)).removeprefix("UD-") in REPACKED
 
 
 def test_the_demo_model_can_be_had_without_a_hub() -> None:
@@ -121,24 +131,65 @@ def test_a_size_makes_a_tag_per_quantisation(tmp_path: Path) -> None:
     assert entry.sources == (HuggingFaceSource("a/b", file="B-Q8_0.gguf", quant="Q8_0"),)
 
 
+BOTH = "{repos: [a/b], sources: [{kind: hf, repo: a/b, quant: Q8_0}]}"
+
+
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("old", "new", "complaint"),
     [
-        (GOOD + "surprise: 1\n", "surprise"),
-        (GOOD.replace("license: MIT\n", ""), "license"),
-        (GOOD.replace("stem: B", "stem: [1]"), "models"),
-        (GOOD.replace("latest: 1b", "latest: 2b"), "aliases.latest"),
-        (GOOD.replace("latest: 1b", "newest: 1b"), "latest"),
-        ("{", "demo.yaml"),
+        ("title", "surprise: 1\ntitle", "unknown field `surprise`"),
+        ("license: MIT", "", "`license`"),
+        ("license: MIT", "license: ''", "`$.license`"),
+        ("title", "parameters: {temprature: 1}\ntitle", "unknown field `temprature` - at `$.parameters`"),
+        ("title", "capabilities: [seeing]\ntitle", "$.capabilities"),
+        ("family: demo", "family: other", "family is other"),
+        ("stem: B", "stem: [1]", "models.1b: Expected `str`, got `array` - at `$.stem`"),
+        ("stem: B", "stem: B, color: red", "models.1b: Object contains unknown field `color`"),
+        ("a/b", "just-a-name", "models.1b"),
+        ("{repos: [a/b], stem: B}", "{stem: B}", "models.1b: either repos or sources"),
+        ("{repos: [a/b], stem: B}", BOTH, "models.1b: either repos or sources"),
+        ("{repos: [a/b], stem: B}", "{sources: [{kind: hf, repo: a/b}]}", "models.1b: the source a/b needs a file"),
+        (
+            "{repos: [a/b], stem: B}",
+            "{sources: [{kind: ftp}]}",
+            "models.1b: Invalid value 'ftp' - at `$.sources[0].kind`",
+        ),
+        ("stem: B", "stem: B, quants: []", "models.1b: quants"),
+        ("stem: B}", "stem: B}, 1B: {repos: [a/b]}", "models make a tag twice"),
+        ("stem: B}", "stem: B}, 1b: {repos: [a/b]}", "1b is written twice"),
+        ("latest: 1b", "latest: 2b", "aliases.latest names the unknown tag 2b"),
+        ("latest: 1b", "latest: 1b, 1B-Q8_0: 1b", "aliases.1B-Q8_0 is a tag of its own"),
+        ("latest: 1b", "newest: 1b", "aliases must name latest"),
+        ("title", "{", "line"),
     ],
 )
-def test_a_mistake_is_reported_with_its_file_and_field(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_mistake_is_reported_with_its_file_and_field(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert old in GOOD
     with pytest.raises(ConfigError) as caught:
-        write(tmp_path, text).family("demo")
-    assert "demo.yaml" in caught.value.message
+        write(tmp_path, GOOD.replace(old, new, 1)).family("demo")
+    assert caught.value.message.startswith("demo.yaml: ")
     assert complaint in caught.value.message
+
+
+@pytest.mark.parametrize("digest", ["ab", "A" * 64, "sha256:" + "a" * 64])
+def test_a_digest_must_be_one(tmp_path: Path, digest: str) -> None:
+    source = f"{{sources: [{{kind: hf, repo: a/b, quant: Q8_0, sha256: '{digest}'}}]}}"
+    with pytest.raises(ConfigError, match=r"\$\.sources\[0\]\.sha256"):
+        write(tmp_path, GOOD.replace("{repos: [a/b], stem: B}", source)).family("demo")
 
 
 def test_looking_for_one_family_does_not_read_the_others(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("{")
     assert write(tmp_path, GOOD).find("demo", "latest") is not None
+
+
+@pytest.mark.parametrize("place", ["site-packages/localllm/modelfiles", "modelfiles"])
+def test_the_shipped_files_are_found_in_a_wheel_and_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    top = "site-packages" if place.startswith("site") else "src"
+    module = tmp_path / top / "localllm/store/catalog.py"
+    monkeypatch.setattr(catalog_module, "__file__", str(module))
+    (tmp_path / place).mkdir(parents=True)
+    write(tmp_path / place, GOOD)
+    assert Catalog().names() == ["demo"]
