@@ -104,8 +104,16 @@ def _join(left: str, right: str) -> str:
 
 
 def _lost(messages: Messages, text: str) -> bool:
-    """True when a system text does not reach the prompt: templates that only read the first message drop later ones."""
-    return any(m.role == "system" and m.content.strip() and m.content.strip() not in text for m in messages)
+    """True when a system text does not reach the prompt: templates that only read the first message drop later ones.
+
+    Spacing and case do not count: a template may change those.
+    """
+    prompt = _bare(text)
+    return any(m.role == "system" and _bare(m.content) not in prompt for m in messages)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).casefold()
 
 
 def _first_refused(template: ChatTemplate, messages: Messages) -> int:

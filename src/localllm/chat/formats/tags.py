@@ -103,7 +103,10 @@ class TagParser:
 
     def _thinking_opener(self) -> str:
         """Only what comes before any answer can be thinking: later the tag is text about tags."""
-        return self._thinking.opener if self._thinking and not self._has_content else ""
+        if self._thinking is None or self._has_content:
+            return ""
+        opener, start = self._thinking.opener, self._buffer.lstrip()
+        return opener if start.startswith(opener) or opener.startswith(start) else ""
 
     def _starts_bare_call(self) -> bool:
         is_bare = self._tools is not None and self._tools.is_bare
@@ -119,13 +122,15 @@ class TagParser:
         assert self._thinking is not None
         closer = self._thinking.closer
         index = self._buffer.find(closer)
-        length = index if index >= 0 else _safe_length(self._buffer.rstrip(), [closer])
-        text = self._buffer[:length].rstrip() if index >= 0 else self._buffer[:length]
+        safe = index if index >= 0 else _safe_length(self._buffer, [closer])
+        # White space is held back too: before the closing tag it belongs to neither part.
+        text = self._buffer[:safe].rstrip()
         if text:
             deltas.append(Delta(thinking=text))
-        self._buffer = self._buffer[length + (len(closer) if index >= 0 else 0) :]
         if index < 0:
+            self._buffer = self._buffer[len(text) :]
             return False
+        self._buffer = self._buffer[index + len(closer) :]
         self._state, self._strip_next = _State.CONTENT, True
         return True
 
