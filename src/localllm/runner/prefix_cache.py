@@ -71,6 +71,17 @@ class PrefixCache:
         self._take(placement, tokens)
         return placement
 
+    def is_worth_waiting(self, tokens: list[int]) -> bool:
+        """True when a sequence that is at work will soon hold a good deal more of this prompt than any slot does now.
+
+        Prompts that begin alike and arrive together are then computed once and copied.
+        """
+        now = max((self._match(slot, tokens) for slot in self._slots), default=0)
+        soon = max(
+            (common_prefix(slot.tokens, tokens, len(tokens) - 1) for slot in self._slots if slot.is_leased), default=0
+        )
+        return self._can_cut and soon - now >= MIN_COPY_TOKENS
+
     def _match(self, slot: _Slot, tokens: list[int]) -> int:
         """How many tokens of the prompt the slot's memory could supply."""
         length = common_prefix(slot.tokens, tokens, min(slot.num_held, len(tokens) - 1))

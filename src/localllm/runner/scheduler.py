@@ -101,13 +101,13 @@ class Scheduler:
         placements: list[Placement] = []
         if self._is_full:
             return placements
-        self._waiting.sort(key=lambda s: (s.priority, s.arrived_at))
-        while self._waiting:
-            sequence = self._waiting[0]
+        for sequence in sorted(self._waiting, key=lambda s: (s.priority, s.arrived_at)):
+            if self._cache.is_worth_waiting(sequence.tokens):
+                continue
             placement = self._cache.lease(sequence.tokens)
             if placement is None:
                 break
-            self._waiting.pop(0)
+            self._waiting.remove(sequence)
             sequence.slot = placement.slot
             sequence.num_computed_tokens = placement.num_cached_tokens
             if sequence.admitted_at is None:

@@ -177,6 +177,24 @@ def test_prefix_of_a_running_sequence_is_copied_to_another_slot() -> None:
     assert shares(plan) == {"a": 1, "b": 3}
 
 
+def test_prompts_that_begin_alike_and_arrive_together_are_computed_once() -> None:
+    scheduler = create_scheduler(4, max_batch_tokens=512)
+    system = list(range(1000, 1100))
+    sequences = [Sequence(str(i), [*system, 10 + i, 20 + i], 200, float(i)) for i in range(4)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert shares(run_step(scheduler)) == {"0": 102}
+    assert shares(run_step(scheduler)) == {"0": 1, "1": 2, "2": 2, "3": 2}
+    assert [s.num_cached_tokens for s in sequences] == [0, 100, 100, 100]
+
+
+def test_nobody_waits_for_the_rest_of_a_long_prompt_once_the_common_part_is_computed() -> None:
+    scheduler = create_scheduler(2, max_batch_tokens=64)
+    scheduler.add(Sequence("long", list(range(1000, 1600)), 700, 0.0))
+    scheduler.add(Sequence("short", [*range(1000, 1100), 1, 2], 200, 1.0))
+    assert [set(shares(run_step(scheduler))) for _ in range(3)] == [{"long"}, {"long"}, {"long", "short"}]
+
+
 def test_memory_that_cannot_be_cut_serves_only_an_extension() -> None:
     scheduler = Scheduler(num_slots=1, max_batch_tokens=64, cost=StepCost(0.0), can_cut=False)
     first = create_sequence("a", 40, max_new=2)
