@@ -1,7 +1,7 @@
 """gpt-oss: OpenAI's harmony format, in which every message names its channel.
 
-`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`. A tool call is a message
-on the commentary channel with a recipient:
+`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`. A tool call is a
+message on the commentary channel with a recipient:
 `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`.
 Source: https://cookbook.openai.com/articles/openai-harmony
 """
