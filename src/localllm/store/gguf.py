@@ -1,52 +1,29 @@
 """A bounded reader of GGUF headers: what a model is, without native code and without trusting the file.
 
-Everything is checked against the file's length before it is read, so time and memory follow what the header really
-holds, never what it claims. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Everything is checked against the file's length before it is read, and there are limits to what is kept and what is
+skipped, so time and memory are bounded whatever the header claims or holds. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
-import mmap
-import struct
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import InvalidModelFile
-from localllm.store.gguf_types import FILE_TYPES, TENSOR_TYPES
+from localllm.store.gguf_reader import MAX_KEY_BYTES, ArrayInfo, GGUFReader, Tensor
+from localllm.store.gguf_types import FILE_TYPES
+
+__all__ = ["ArrayInfo", "GGUFHeader", "Tensor", "human_number", "read_header"]
 
 MAX_METADATA = 1 << 16
 MAX_TENSORS = 1 << 17
-MAX_KEY_BYTES = 1 << 16
-MAX_STRING_BYTES = 16 << 20
-MAX_DIMENSIONS = 4
-# Longer arrays (a vocabulary) are skipped; `read_array` fetches one on demand.
-MAX_KEPT_ELEMENTS = 1024
-
-_STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-@dataclass(frozen=True)
-class ArrayInfo:
-    """An array that was skipped: its element type, length and position in the file."""
-
-    type: int
-    length: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """`shape` is in GGUF's order (fastest dimension first); `offset` counts from the start of the file."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -144,14 +121,17 @@ class GGUFHeader:
         return max(sizes, key=lambda type: sizes[type], default="unknown")
 
     def read_array(self, key: str) -> list[Any]:
-        """All elements of an array, also of one that was skipped. [] when the key holds no array."""
+        """All elements of an array, also of one that was skipped. [] when the key holds no array.
+
+        Raises InvalidModelFile when it is absurdly long, or the file has changed meanwhile.
+        """
         value = self.metadata.get(key)
         if isinstance(value, list):
             return value
         if not isinstance(value, ArrayInfo):
             return []
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data, value.offset).elements(value.type, value.length)
+        with _opened(self.path) as file:
+            return GGUFReader(file, value.offset).elements(value.type, value.length)
 
 
 def human_number(number: int) -> str:
@@ -162,28 +142,28 @@ def human_number(number: int) -> str:
     return str(number)
 
 
-def is_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
-
-
 def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of `path`. Raises InvalidModelFile that says what is wrong with it."""
+    with _opened(path) as file:
+        return _read(path, GGUFReader(file))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
+    """An open file, whose OSErrors become InvalidModelFile."""
     try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) < 24:
-                raise InvalidModelFile("not a GGUF file: it is shorter than a header")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _read(path, data)
+        # Before it is opened: that waits for the other end of a pipe.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidModelFile(f"not a GGUF file: {path.name} is no regular file")
+        with path.open("rb", buffering=0) as file:
+            yield file
     except OSError as error:
         raise InvalidModelFile(f"the model file cannot be read: {error.strerror}") from None
 
 
-def _read(path: Path, data: mmap.mmap) -> GGUFHeader:
-    reader = _Reader(data, 0)
+def _read(path: Path, reader: GGUFReader) -> GGUFHeader:
+    if reader.size < 24:
+        raise InvalidModelFile("not a GGUF file: it is shorter than a header")
     version = _check_version(reader)
     num_tensors, num_metadata = reader.scalar("Q"), reader.scalar("Q")
     if num_tensors > MAX_TENSORS:
@@ -203,10 +183,10 @@ def _read(path: Path, data: mmap.mmap) -> GGUFHeader:
         raise InvalidModelFile(f"the GGUF header's alignment {alignment} is not a power of two")
     tensors = [reader.tensor() for _ in range(num_tensors)]
     start = -(-reader.position // alignment) * alignment
-    return GGUFHeader(path, version, metadata, _place(tensors, start, alignment, len(data)))
+    return GGUFHeader(path, version, metadata, _place(tensors, start, alignment, reader.size))
 
 
-def _check_version(reader: _Reader) -> int:
+def _check_version(reader: GGUFReader) -> int:
     if reader.take(4) != b"GGUF":
         raise InvalidModelFile("not a GGUF file: it does not begin with GGUF")
     version = int(reader.scalar("I"))
@@ -234,86 +214,3 @@ def _place(tensors: list[Tensor], start: int, alignment: int, file_size: int) ->
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise InvalidModelFile("two tensors have the same name")
     return tuple(Tensor(t.name, t.type, t.shape, start + t.offset, t.size) for t in tensors)
-
-
-class _Reader:
-    """Little-endian values from a mapped file, each checked against its end."""
-
-    def __init__(self, data: mmap.mmap, position: int) -> None:
-        self._data = data
-        self._size = len(data)
-        self.position = position
-
-    def take(self, size: int) -> bytes:
-        end = self.position + size
-        if end > self._size:
-            raise InvalidModelFile("the file is cut off inside its header", hint="Download or copy it again.")
-        chunk = self._data[self.position : end]
-        self.position = end
-        return chunk
-
-    def scalar(self, code: str) -> Any:
-        form = f"<{code}"
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def string(self, limit: int = MAX_STRING_BYTES) -> str:
-        length = self.scalar("Q")
-        if length > limit:
-            raise InvalidModelFile(f"the GGUF header claims a string of {length} bytes")
-        return self.take(length).decode("utf-8", "replace")
-
-    def value(self, type: int) -> Any:
-        if type == _STRING:
-            return self.string()
-        if type == _ARRAY:
-            return self._array()
-        if type not in _SCALARS:
-            raise InvalidModelFile(f"the GGUF header has a value of unknown type {type}")
-        return self.scalar(_SCALARS[type])
-
-    def _array(self) -> list[Any] | ArrayInfo:
-        type, length = self.scalar("I"), self.scalar("Q")
-        if type != _STRING and type not in _SCALARS:
-            raise InvalidModelFile(f"the GGUF header has an array of unknown or nested type {type}")
-        # A string takes at least its 8 bytes of length.
-        least = 8 if type == _STRING else struct.calcsize(f"<{_SCALARS[type]}")
-        if length * least > self._size - self.position:
-            raise InvalidModelFile(f"the GGUF header claims an array of {length} elements, more than the file holds")
-        if length <= MAX_KEPT_ELEMENTS:
-            return self.elements(type, length)
-        info = ArrayInfo(type, length, self.position)
-        self._skip(type, length)
-        return info
-
-    def elements(self, type: int, length: int) -> list[Any]:
-        if type == _STRING:
-            return [self.string() for _ in range(length)]
-        form = f"<{length}{_SCALARS[type]}"
-        return list(struct.unpack(form, self.take(struct.calcsize(form))))
-
-    def _skip(self, type: int, length: int) -> None:
-        if type != _STRING:
-            self.position += length * struct.calcsize(f"<{_SCALARS[type]}")
-            return
-        unpack, data, position, limit = struct.Struct("<Q").unpack_from, self._data, self.position, self._size - 8
-        for _ in range(length):
-            if position > limit:
-                raise InvalidModelFile("the file is cut off inside its header", hint="Download or copy it again.")
-            position += 8 + unpack(data, position)[0]
-        self.position = position
-
-    def tensor(self) -> Tensor:
-        """One tensor's entry; its offset still counts from the start of the data."""
-        name = self.string(MAX_KEY_BYTES)
-        num_dimensions = self.scalar("I")
-        if num_dimensions > MAX_DIMENSIONS:
-            raise InvalidModelFile(f"tensor {name!r} claims {num_dimensions} dimensions")
-        shape = tuple(self.scalar("Q") for _ in range(num_dimensions))
-        type, offset = self.scalar("I"), self.scalar("Q")
-        if type not in TENSOR_TYPES:
-            raise InvalidModelFile(f"tensor {name!r} is of unknown type {type}", hint="The file may be too new.")
-        type_name, block, block_bytes = TENSOR_TYPES[type]
-        elements = math.prod(shape)
-        if elements >= 1 << 60 or (shape and shape[0] % block):
-            raise InvalidModelFile(f"tensor {name!r} has an impossible shape {shape} for {type_name}")
-        return Tensor(name, type_name, shape, offset, elements // block * block_bytes)
