@@ -7,15 +7,17 @@ Locks live beside the layout, in `.localllm/locks`, since Ollama deletes what it
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
 import re
 import shutil
-import subprocess
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -42,14 +44,26 @@ def hex_digest(digest: str) -> str:
 
 
 def hash_file(path: Path, on_progress: Callable[[int], None] = lambda _done: None) -> str:
-    """sha256 of a file as bare hex; `on_progress` gets the number of bytes read so far."""
+    """sha256 of a file as bare hex; `on_progress` gets the number of bytes read so far.
+
+    What is appended meanwhile is not followed to its end, which may never come.
+    """
     digest, done = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        size = os.fstat(file.fileno()).st_size
+        while done <= size and (chunk := file.read(_CHUNK)):
             digest.update(chunk)
             done += len(chunk)
             on_progress(done)
     return digest.hexdigest()
+
+
+def is_file(path: Path) -> bool:
+    """Like Path.is_file, but False also where a folder on the way may not be searched."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -79,13 +93,13 @@ class BlobStore:
         return self.folder / f"sha256-{hex_digest(digest)}"
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).is_file()
+        return is_file(self.path(digest))
 
     def size(self, digest: str) -> int:
         """Bytes on disk; 0 when the blob is absent."""
         try:
             return self.path(digest).stat().st_size
-        except FileNotFoundError:
+        except OSError:
             return 0
 
     def partial(self, key: str) -> Path:
@@ -127,9 +141,9 @@ class BlobStore:
         """Make a partial visible as the blob of `digest`, which the caller has verified. Survives a power cut."""
         target = self.path(digest)
         with storage_errors("storing a blob"):
-            _sync(partial)
+            sync(partial)
             partial.replace(target)
-            _sync(self.folder)
+            sync(self.folder)
         return target
 
     def add_bytes(self, data: bytes) -> str:
@@ -144,25 +158,33 @@ class BlobStore:
     def add_file(self, source: Path, on_progress: Callable[[int], None] = lambda _done: None) -> tuple[str, int]:
         """Take in a file without touching it: a reflink, else a hard link, else a copy. Returns hex digest and size.
 
-        Raises InvalidRequest when the file cannot be read.
+        Raises InvalidRequest when the file cannot be read or changes meanwhile, NoSpace when it has to be copied and
+        does not fit.
         """
+        before = _version(source)
         try:
             digest = hash_file(source, on_progress)
-            size = source.stat().st_size
         except OSError as error:
             raise InvalidRequest(f"{source} cannot be read: {error.strerror}") from None
+        action = f"storing {source.name} ({before.size / 1e6:,.1f} MB)"
         if not self.has(digest):
-            with storage_errors(f"storing {source.name}"), self._scratch() as scratch:
+            with storage_errors(action), self._scratch() as scratch:
                 _link_or_copy(source, scratch)
+                if _version(source) != before:
+                    raise InvalidRequest(f"{source} changed while it was read", hint="Try again when it is complete.")
                 self.commit(scratch, digest)
-        return digest, size
+        return digest, before.size
 
     def remove(self, digest: str) -> int:
-        """Delete a blob; returns the bytes that the store no longer holds."""
-        size = self.size(digest)
+        """Delete a blob; returns the bytes that this frees: none while a user's own file is hard-linked to it."""
+        path = self.path(digest)
         with storage_errors("removing a blob"):
-            self.path(digest).unlink(missing_ok=True)
-        return size
+            try:
+                found = path.stat()
+                path.unlink()
+            except FileNotFoundError:
+                return 0
+        return found.st_size if found.st_nlink == 1 else 0
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -180,7 +202,28 @@ class BlobStore:
             self._locks.mkdir(parents=True, exist_ok=True)
 
 
-def _sync(path: Path) -> None:
+@dataclass(frozen=True)
+class _Version:
+    """Differs for a file that was replaced or written to; links to it make no difference."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def _version(path: Path) -> _Version:
+    """Raises InvalidRequest for what is not a regular file: a device or a pipe may never end."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidRequest(f"{path} is not a file", hint="Name a GGUF file.")
+    return _Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,13 +238,27 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
     except OSError:
+        _check_space(source, target.parent)
         shutil.copyfile(source, target)
 
 
+def _check_space(source: Path, folder: Path) -> None:
+    needed, free = source.stat().st_size, shutil.disk_usage(folder).free
+    if free < needed:
+        raise NoSpace(
+            f"copying {source.name} into the store needs {needed / 1e6:,.1f} MB and its disk has {free / 1e6:,.1f} MB "
+            f"free: {(needed - free) / 1e6:,.1f} MB are missing",
+            hint="Free some space, for example with `localllm rm`.",
+            needed_bytes=needed,
+            missing_bytes=needed - free,
+        )
+
+
 def _reflink(source: Path, target: Path) -> bool:
+    """Whether the file system could make `target` share the bytes of `source`; if not, there is no `target`."""
     if sys.platform == "darwin":
-        done = subprocess.run(["cp", "-c", str(source), str(target)], capture_output=True, check=False)
-        return done.returncode == 0
+        clonefile = getattr(ctypes.CDLL(None), "clonefile", None)
+        return clonefile is not None and clonefile(os.fsencode(source), os.fsencode(target), 0) == 0
     import fcntl
 
     try:
