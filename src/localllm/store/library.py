@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from localllm.store.pull import PullEvent
 
 _STORE_LOCK = "store"
+# Tags between which a template that knows thinking puts it.
+_THINKING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,17 @@ class StoredModel:
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
-        """What the model can do, by Ollama's rules. Raises InvalidModelFile."""
+        """What the model can do, by Ollama's rules. Raises InvalidModelFile.
+
+        The template inside the model file is the one that is used; Ollama's own counts only where there is none.
+        """
         if self.header.pooling_type is not None:
             return ("embedding",)
         return tuple(
             name
             for name, is_so in (
                 ("completion", True),
-                ("tools", self._has("tools", "tool_call") or ".Tools" in self.template),
+                ("tools", self._calls_tools),
                 ("insert", ".Suffix" in self.template),
                 ("vision", bool(self.projector_paths) or bool(self.header.of_arch("vision.block_count"))),
                 ("thinking", self._thinks),
@@ -87,19 +95,25 @@ class StoredModel:
             if is_so
         )
 
-    def _has(self, *words: str) -> bool:
-        return any(word in self.header.chat_template for word in words)
+    @property
+    def _calls_tools(self) -> bool:
+        template = self.header.chat_template
+        return any(word in template for word in ("tools", "tool_call")) if template else ".Tools" in self.template
 
     @property
     def _thinks(self) -> bool:
         template = self.header.chat_template
-        pairs = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+        if not template:
+            return ".Thinking" in self.template
         return (
-            any(opener in template and closer in template for opener, closer in pairs)
-            or "split('</think>')" in template
+            any(opener in template and closer in template for opener, closer in _THINKING_TAGS)
+            or any(f"split({quote}</think>{quote})" in template for quote in "'\"")
             or ("<|channel|>" in template and "analysis" in template)
-            or ".Thinking" in self.template
         )
+
+
+def _last(manifest: Manifest, *media_types: str) -> list[Layer]:
+    return manifest.of_type(*media_types)[-1:]
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,7 +129,7 @@ class ModelStore:
         self.blobs = BlobStore(root)
         self.manifests = ManifestStore(root)
         self._catalog = catalog
-        self._cache: dict[Path, tuple[int, StoredModel]] = {}
+        self._cache: dict[ModelName, tuple[tuple[int, int, int], StoredModel]] = {}
 
     @property
     def catalog(self) -> Catalog:
@@ -143,23 +157,25 @@ class ModelStore:
 
     def _load(self, name: ModelName) -> StoredModel | None:
         """The model behind a stored name, from memory while its manifest has not changed; None when it is gone."""
-        path = self.manifests.path(name)
         try:
-            version = path.stat().st_mtime_ns
-            cached = self._cache.get(path)
+            version = self.manifests.version(name)
+            cached = self._cache.get(name)
             if cached is None or cached[0] != version:
                 cached = (version, self._build(self.manifests.read(name)))
-                self._cache[path] = cached
+                self._cache[name] = cached
         except FileNotFoundError:
-            self._cache.pop(path, None)
+            self._cache.pop(name, None)
             return None
         return cached[1]
 
     def _build(self, stored: StoredManifest) -> StoredModel:
         manifest = stored.manifest
         models = manifest.of_type(m.MODEL_LAYER)
-        if not models:
-            raise StoreError(f"{stored.name.display} has no model layer", hint="Pull or create it again.")
+        if len(models) != 1:
+            raise StoreError(
+                f"{stored.name.display} has {len(models)} GGUF files where one is needed",
+                hint="Pull or create it again, as a single GGUF file.",
+            )
         return StoredModel(
             name=stored.name,
             digest=stored.digest,
@@ -169,22 +185,24 @@ class ModelStore:
             config=self._json(manifest.config, ModelConfig) if manifest.config.digest else ModelConfig(),
             projector_paths=tuple(self.blobs.path(layer.digest) for layer in manifest.of_type(m.PROJECTOR_LAYER)),
             adapter_paths=tuple(self.blobs.path(layer.digest) for layer in manifest.of_type(m.ADAPTER_LAYER)),
-            template="".join(self._text(layer) for layer in manifest.of_type(m.TEMPLATE_LAYER)[-1:]),
-            system="".join(self._text(layer) for layer in manifest.of_type(m.SYSTEM_LAYER)[-1:]),
+            template="".join(self._text(layer) for layer in _last(manifest, m.TEMPLATE_LAYER, m.LEGACY_TEMPLATE_LAYER)),
+            system="".join(self._text(layer) for layer in _last(manifest, m.SYSTEM_LAYER)),
             parameters={k: v for p in manifest.of_type(m.PARAMS_LAYER) for k, v in self._json(p, dict).items()},
             messages=tuple(x for p in manifest.of_type(m.MESSAGES_LAYER) for x in self._json(p, list[Message])),
             licenses=tuple(self._text(layer) for layer in manifest.of_type(m.LICENSE_LAYER)),
         )
 
     def _bytes(self, layer: Layer) -> bytes:
-        if layer.size > m.MAX_MANIFEST_BYTES:
-            raise StoreError(f"the {layer.media_type} layer is absurdly large")
         try:
-            return self.blobs.path(layer.digest).read_bytes()
+            with self.blobs.path(layer.digest).open("rb") as file:
+                data = file.read(m.MAX_MANIFEST_BYTES + 1)
         except OSError as error:
             raise StoreError(
                 f"blob sha256:{layer.hex[:12]} cannot be read: {error.strerror}", hint="Pull the model again."
             ) from None
+        if len(data) > m.MAX_MANIFEST_BYTES:
+            raise StoreError(f"blob sha256:{layer.hex[:12]} is absurdly large for {layer.media_type}")
+        return data
 
     def _text(self, layer: Layer) -> str:
         return self._bytes(layer).decode("utf-8", "replace")
@@ -198,10 +216,14 @@ class ModelStore:
     def list(self) -> list[StoredModel]:
         """All models, newest first; what cannot be read is logged and left out."""
         models = []
-        for stored in self.manifests.all():
-            with contextlib.suppress(StoreError):
-                if (model := self._load(stored.name)) is not None:
-                    models.append(model)
+        for name in self.manifests.names():
+            try:
+                model = self._load(name)
+            except StoreError as error:
+                _log.warning("leaving %s out of the list: %s", name.display, error)
+                continue
+            if model is not None:
+                models.append(model)
         return sorted(models, key=lambda model: model.modified_at, reverse=True)
 
     def publish(self, name: ModelName, data: bytes) -> None:
@@ -234,11 +256,13 @@ class ModelStore:
     def copy(self, source: str, destination: str) -> None:
         """Give a model a second name; its blobs are shared. Raises InvalidName or ModelNotFound."""
         old, new = ModelName.parse(source), ModelName.parse(destination)
-        stored = self.manifests.find(old)
-        if stored is None:
-            raise ModelNotFound(f'model "{source}" not found', hint="See `localllm list` for what is here.")
+        stored = self.manifests.find(old) or old
+        try:
+            data = self.manifests.read_bytes(stored)
+        except FileNotFoundError:
+            raise ModelNotFound(f'model "{source}" not found', hint="See `localllm list` for what is here.") from None
         if stored.key != new.key:
-            self.publish(new, self.manifests.path(stored).read_bytes())
+            self.publish(new, data)
 
     def _try_read(self, name: ModelName) -> Manifest | None:
         try:

@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from localllm.errors import InvalidName, InvalidRequest, StoreError
-from localllm.store.blobs import hex_digest, storage_errors
+from localllm.store.blobs import hex_digest, is_file, storage_errors, sync
 from localllm.store.names import ModelName
 
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
@@ -28,12 +32,14 @@ MODEL_LAYER = _LAYER + "model"
 PROJECTOR_LAYER = _LAYER + "projector"
 ADAPTER_LAYER = _LAYER + "adapter"
 TEMPLATE_LAYER = _LAYER + "template"
+LEGACY_TEMPLATE_LAYER = _LAYER + "prompt"
 SYSTEM_LAYER = _LAYER + "system"
 PARAMS_LAYER = _LAYER + "params"
 MESSAGES_LAYER = _LAYER + "messages"
 LICENSE_LAYER = _LAYER + "license"
 
 MAX_MANIFEST_BYTES = 4 << 20
+_PERMISSIONS_HINT = "Check the folder named by LOCALLLM_MODELS and its permissions."
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +49,7 @@ class Layer(msgspec.Struct, frozen=True, omit_defaults=True, rename={"media_type
 
     media_type: str
     digest: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0)]
     source: str = ""
 
     @property
@@ -51,26 +57,38 @@ class Layer(msgspec.Struct, frozen=True, omit_defaults=True, rename={"media_type
         return hex_digest(self.digest)
 
 
-class Manifest(msgspec.Struct, frozen=True, rename={"schema_version": "schemaVersion", "media_type": "mediaType"}):
-    config: Layer
-    layers: tuple[Layer, ...] = ()
+class Manifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"schema_version": "schemaVersion", "media_type": "mediaType"},
+):
+    """Fields in the order in which Ollama writes them. A model that has no files has null for layers, or no digests."""
+
     schema_version: int = 2
     media_type: str = MANIFEST_TYPE
+    config: Layer
+    layers: tuple[Layer, ...] | None = None
 
-    def of_type(self, media_type: str) -> list[Layer]:
-        return [layer for layer in self.layers if layer.media_type == media_type]
+    def of_type(self, *media_types: str) -> list[Layer]:
+        return [layer for layer in self.layers or () if layer.media_type in media_types]
+
+    @property
+    def parts(self) -> tuple[Layer, ...]:
+        """The layers, then the config if there is one."""
+        return (*(self.layers or ()), *([self.config] if self.config.digest else []))
 
     @property
     def digests(self) -> set[str]:
         """Bare hex digests of everything that the manifest needs."""
-        return {layer.hex for layer in (*self.layers, self.config) if layer.digest}
+        return {layer.hex for layer in self.parts}
 
     @property
     def size(self) -> int:
-        return sum(layer.size for layer in (*self.layers, self.config))
+        return sum(layer.size for layer in self.parts)
 
 
-class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+class ModelConfig(msgspec.Struct, frozen=True):
     """The config blob, in Ollama's keys. `model_type` is the parameter size, `file_type` the quantisation."""
 
     model_format: str = "gguf"
@@ -78,9 +96,9 @@ class ModelConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     model_families: tuple[str, ...] | None = None
     model_type: str = ""
     file_type: str = ""
-    renderer: str = ""
-    parser: str = ""
-    requires: str = ""
+    renderer: str | UnsetType = UNSET
+    parser: str | UnsetType = UNSET
+    requires: str | UnsetType = UNSET
     architecture: str = "amd64"
     os: str = "linux"
 
@@ -97,7 +115,8 @@ def parse_manifest(data: bytes) -> Manifest:
     """Raises StoreError when `data` is not a manifest whose digests can be trusted as file names."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-        assert manifest.digests is not None
+        for layer in manifest.parts:
+            hex_digest(layer.digest)
     except (msgspec.MsgspecError, InvalidRequest) as error:
         raise StoreError(f"the manifest is not valid: {error}", hint="Pull the model again.") from None
     return manifest
@@ -112,22 +131,36 @@ class ManifestStore:
 
     def find(self, name: ModelName) -> ModelName | None:
         """The stored name equal to `name` but for case; the exact one first."""
-        if self.path(name).is_file():
+        if self._has(name):
             return name
         return next((other for other in self.names() if other.key == name.key), None)
 
-    def read(self, name: ModelName) -> StoredManifest:
-        """Raises FileNotFoundError, or StoreError when the file is not a manifest."""
-        path = self.path(name)
+    def _has(self, name: ModelName) -> bool:
         try:
-            data = path.read_bytes()
-            modified = path.stat().st_mtime
+            with _reading(name):
+                return stat.S_ISREG(self.path(name).stat().st_mode)
         except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise StoreError(f"the manifest of {name.display} cannot be read: {error.strerror}") from None
+            return False
+
+    def version(self, name: ModelName) -> tuple[int, int, int]:
+        """Differs for a manifest that was replaced. Raises FileNotFoundError or StoreError."""
+        with _reading(name):
+            found = self.path(name).stat()
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def read_bytes(self, name: ModelName) -> bytes:
+        """The manifest as it is on disk. Raises FileNotFoundError or StoreError."""
+        with _reading(name), self.path(name).open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
         if len(data) > MAX_MANIFEST_BYTES:
             raise StoreError(f"the manifest of {name.display} is absurdly large")
+        return data
+
+    def read(self, name: ModelName) -> StoredManifest:
+        """Raises FileNotFoundError, or StoreError when the file is not a manifest."""
+        data = self.read_bytes(name)
+        with _reading(name):
+            modified = self.path(name).stat().st_mtime
         when = datetime.fromtimestamp(modified, timezone.utc).astimezone()
         return StoredManifest(name, parse_manifest(data), hashlib.sha256(data).hexdigest(), when)
 
@@ -144,6 +177,7 @@ class ManifestStore:
                     os.fsync(file.fileno())
                 Path(scratch).chmod(0o644)
                 Path(scratch).replace(path)
+                sync(path.parent)
             except BaseException:
                 Path(scratch).unlink(missing_ok=True)
                 raise
@@ -158,9 +192,17 @@ class ManifestStore:
                 folder.rmdir()
 
     def names(self) -> Iterator[ModelName]:
-        """Every name that has a file; files that are no model's are passed over."""
+        """Every name that has a file; files that are no model's are passed over.
+
+        Raises StoreError when the folder itself cannot be read, which must not look like an empty store.
+        """
+        with storage_errors("reading the list of models"):
+            try:
+                os.scandir(self.folder).close()
+            except FileNotFoundError:
+                return
         for path in self.folder.glob("*/*/*/*"):
-            if path.name.startswith(".") or not path.is_file():
+            if path.name.startswith(".") or not is_file(path):
                 continue
             host, namespace, model, tag = path.relative_to(self.folder).parts
             try:
@@ -168,10 +210,16 @@ class ManifestStore:
             except InvalidName:
                 _log.warning("ignoring %s: not the name of a model", path)
 
-    def all(self) -> Iterator[StoredManifest]:
-        """Every readable manifest; one that is broken is logged and passed over."""
-        for name in self.names():
-            try:
-                yield self.read(name)
-            except (StoreError, FileNotFoundError) as error:
-                _log.warning("ignoring the manifest of %s: %s", name.display, error)
+
+@contextlib.contextmanager
+def _reading(name: ModelName) -> Iterator[None]:
+    """Turn OSErrors into StoreError, all but FileNotFoundError, which is an answer."""
+    try:
+        yield
+    except OSError as error:
+        # No file is where none can be: below a file, or by a name that the file system does not allow.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise FileNotFoundError(*error.args) from None
+        raise StoreError(
+            f"the manifest of {name.display} cannot be read: {error.strerror}", hint=_PERMISSIONS_HINT
+        ) from None

@@ -16,6 +16,8 @@ DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
 HUGGING_FACE_HOSTS = frozenset({"hf.co", "huggingface.co"})
 
+_MAX_SHOWN = 100
+_SCHEME = re.compile(r"^https?://", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
@@ -38,15 +40,13 @@ class ModelName:
     @classmethod
     def parse(cls, text: str) -> ModelName:
         """Fill in what `text` leaves out. Raises InvalidName that says which part is wrong."""
-        rest = text.strip()
-        for scheme in ("https://", "http://"):
-            rest = rest.removeprefix(scheme)
+        rest = _SCHEME.sub("", text.strip())
         path, colon, tag = rest.rpartition(":")
         if not colon or "/" in tag:
             path, tag, colon = rest, DEFAULT_TAG, ""
         parts = path.split("/")
         if len(parts) > 3:
-            raise InvalidName(f'"{text}" is not a model name: it has too many parts', hint=_HINT)
+            raise InvalidName(f"{_quoted(text)} is not a model name: it has too many parts", hint=_HINT)
         model = parts[-1]
         namespace = parts[-2] if len(parts) > 1 else DEFAULT_NAMESPACE
         host = parts[-3] if len(parts) > 2 else DEFAULT_HOST
@@ -60,10 +60,8 @@ class ModelName:
             # The namespace of a Hugging Face repository may hold dots.
             rule = _PART if part == "namespace" and self.is_hugging_face else rule
             if not rule.fullmatch(value):
-                what = f'the {part} "{value}" is' if value else f"the {part} is"
-                raise InvalidName(
-                    f'"{text}" is not a model name: {what} {"not valid" if value else "empty"}', hint=_HINT
-                )
+                what = f"the {part} {_quoted(value)} is not valid" if value else f"the {part} is empty"
+                raise InvalidName(f"{_quoted(text)} is not a model name: {what}", hint=_HINT)
 
     @property
     def is_hugging_face(self) -> bool:
@@ -93,6 +91,12 @@ class ModelName:
 
     def with_tag(self, tag: str) -> ModelName:
         return replace(self, tag=tag)
+
+
+def _quoted(text: str) -> str:
+    """For a message: a terminal shows what was typed, and no more of it than helps."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])
+    return f'"{shown}…"' if len(text) > _MAX_SHOWN else f'"{shown}"'
 
 
 _HINT = "Names look like llama3.2, llama3.2:1b, user/model:tag or hf.co/user/repo:Q4_K_M."

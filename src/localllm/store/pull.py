@@ -130,7 +130,7 @@ def _make_manifest(blobs: BlobStore, entry: CatalogEntry | None, layers: list[m.
             layers.append(add(m.SYSTEM_LAYER, entry.system.encode()))
         layers.append(add(m.LICENSE_LAYER, entry.license.encode()))
     config = add(m.CONFIG_TYPE, msgspec.json.encode(_config_of(header)))
-    return msgspec.json.encode(m.Manifest(config, tuple(layers)))
+    return msgspec.json.encode(m.Manifest(config=config, layers=tuple(layers)))
 
 
 def _config_of(header: GGUFHeader) -> m.ModelConfig:

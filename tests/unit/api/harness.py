@@ -164,7 +164,7 @@ class StoreBuilder:
         config = self._layer(
             manifests.CONFIG_TYPE, msgspec.json.encode(ModelConfig(model_family="llama", model_type="1M"))
         )
-        self.store.publish(ModelName.parse(name), msgspec.json.encode(Manifest(config, tuple(layers))))
+        self.store.publish(ModelName.parse(name), msgspec.json.encode(Manifest(config=config, layers=tuple(layers))))
         return self.store.resolve(name)
 
     def _layer(self, media_type: str, data: bytes) -> Layer:

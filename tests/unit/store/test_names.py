@@ -15,6 +15,7 @@ from localllm.store.names import ModelName, name_from_stem
         ("hf.co/user.name/Repo-GGUF:Q4_0", "hf.co/user.name/Repo-GGUF:Q4_0", "hf.co/user.name/Repo-GGUF:Q4_0"),
         ("localhost:5000/ns/m", "localhost:5000/ns/m:latest", "localhost:5000/ns/m:latest"),
         ("https://example.com/ns/m:t", "example.com/ns/m:t", "example.com/ns/m:t"),
+        ("HTTP://example.com/ns/m", "example.com/ns/m:latest", "example.com/ns/m:latest"),
         ("  spaced  ", "registry.ollama.ai/library/spaced:latest", "spaced:latest"),
     ],
 )
@@ -39,6 +40,7 @@ def test_names_are_filled_in_and_shown_in_their_shortest_form(text: str, full: s
         ("m:" + "t" * 81, "tag"),
         ("-m", "model"),
         ("m\x00", "model"),
+        ("https://http://m", "namespace"),
         ("m@sha256:abc", "model"),
     ],
 )
@@ -46,6 +48,13 @@ def test_bad_names_are_refused_with_the_part_that_is_wrong(text: str, part: str)
     with pytest.raises(InvalidName) as caught:
         ModelName.parse(text)
     assert part in caught.value.message
+
+
+def test_a_refusal_repeats_no_more_of_a_name_than_a_terminal_should_show() -> None:
+    with pytest.raises(InvalidName) as caught:
+        ModelName.parse("\x1b[31m" * 100_000)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 400
 
 
 def test_names_that_differ_only_in_case_have_the_same_key() -> None:

@@ -38,8 +38,7 @@ class RegistrySource:
         if challenge:
             raise self._refused("it does not let you read this model")
         manifest = self._parse(data)
-        layers = [*manifest.layers, *([manifest.config] if manifest.config.digest else [])]
-        return Plan(tuple(self._planned(layer, headers) for layer in layers), data)
+        return Plan(tuple(self._planned(layer, headers) for layer in manifest.parts), data)
 
     def _parse(self, data: bytes) -> Manifest:
         try:
