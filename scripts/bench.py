@@ -76,23 +76,34 @@ async def one_request(url: httpx.URL, model: str, number: int, arguments: argpar
 
 
 async def run_load(url: str, model: str, num_clients: int, seed: int, arguments: argparse.Namespace) -> Run:
-    """`num_clients` clients, each sending its next request when the last one is answered."""
+    """`num_clients` clients, each sending its next request when the last one is answered.
+
+    What counts is the time in which all of them are at work: from the start until the first finds no request left.
+    """
     numbers = iter(range(seed, seed + max(arguments.requests, num_clients * arguments.rounds)))
     results: list[list[float]] = []
+
+    ends: list[float] = []
 
     async def worker() -> None:
         for number in numbers:
             results.append(await one_request(httpx.URL(url), model, number, arguments))
+        ends.append(time.perf_counter())
 
     started = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(num_clients)))
-    seconds = time.perf_counter() - started
     gaps = [later - earlier for r in results for earlier, later in itertools.pairwise(r[1:-1])]
     return Run(
-        sum(r[-1] for r in results) / seconds,
+        sum(_tokens_until(ends[0], r) for r in results) / (ends[0] - started),
         statistics.median(r[1] - r[0] for r in results),
         statistics.median(gaps) if gaps else 0.0,
     )
+
+
+def _tokens_until(end: float, result: list[float]) -> float:
+    """How many of an answer's tokens came before `end`, judged by its pieces."""
+    pieces = result[1:-1]
+    return result[-1] * sum(time <= end for time in pieces) / len(pieces) if pieces else 0.0
 
 
 def quantised_model(folder: Path) -> Path:
