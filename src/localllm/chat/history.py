@@ -1,126 +1,165 @@
-"""PURE: forms of a conversation that strict templates accept without losing a word, and shorter ones to truncate."""
+"""Ordinary conversations for templates that accept only some: rewritten without losing a word, or refused by index.
+
+What a template accepts is found out with a stand-in for the conversation in which each text is a unique word: when a
+word does not come out, the template would have left that text out without telling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from localllm.chat.template import ChatTemplate, Refusal
+from localllm.chat import forms
+from localllm.chat.filters import Refusal
+from localllm.chat.formats import describe_tools, write_calls
+from localllm.chat.forms import Form, Messages
+from localllm.chat.limits import LimitExceeded
+from localllm.chat.shapes import Tools
+from localllm.chat.template import ChatTemplate
 from localllm.errors import TemplateError
-from localllm.types import Message, ThinkLevel
-
-Messages = tuple[Message, ...]
+from localllm.types import Message, ThinkLevel, ToolCall
 
 
 def render(
     template: ChatTemplate,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Tools = (),
     think: bool | ThinkLevel | None = None,
 ) -> str:
-    """The prompt for the first form of `messages` that the template accepts and loses nothing of.
+    """The prompt for `messages`, in the first form of them that the template accepts whole.
 
-    When every form seems to lose text, the template rewrites it, and the first form that it accepts is as good as any.
-    Raises TemplateError that names the first message at which the template gives up.
+    Raises TemplateError that names the message at which the template gives up.
     """
-    refusal, accepted = "", None
-    for form in _forms(tuple(messages)):
-        try:
-            text = template.render(form, tools=tools, think=think)
-        except Refusal as error:
-            refusal = refusal or error.message
-            continue
-        if not _lost(form, text):
-            return text
-        accepted = accepted or text
-    if accepted is not None:
-        return accepted
-    raise TemplateError(
-        f"the model's chat template does not accept message {_first_refused(template, tuple(messages))}: {refusal}",
-        hint="Many models want user and assistant to alternate, beginning with a user message.",
-    )
+    with template.limits():
+        form = normalise(messages, template, tools=tools)
+        return template.render(form, tools=() if template.hides_tools else tools, think=think)
 
 
-def _forms(messages: Messages) -> Iterator[Messages]:
-    """The conversation as it is, then ever more regular versions of it."""
-    yield messages
-    merged = merge_same_roles(gather_system(messages))
-    if merged != messages:
-        yield merged
-    folded = merge_same_roles(fold_system(merged))
-    if folded != merged:
-        yield folded
+def normalise(messages: Sequence[Message], template: ChatTemplate, *, tools: Tools = ()) -> Messages:
+    """The first form of `messages` of which the template keeps every text. Raises TemplateError as `render` does.
 
-
-def merge_same_roles(messages: Messages) -> Messages:
-    """Join neighbours of one role with a blank line; tool results and tool calls stay apart, as they carry ids."""
-    merged: list[Message] = []
-    for message in messages:
-        last = merged[-1] if merged else None
-        if last and last.role == message.role != "tool" and not last.tool_calls and not message.tool_calls:
-            merged[-1] = msgspec.structs.replace(
-                last, content=_join(last.content, message.content), thinking=_join(last.thinking, message.thinking)
-            )
-        else:
-            merged.append(message)
-    return tuple(merged)
-
-
-def gather_system(messages: Messages) -> Messages:
-    """All system texts as one first message, in their order."""
-    texts = [message.content for message in messages if message.role == "system"]
-    others = tuple(message for message in messages if message.role != "system")
-    return (Message("system", "\n\n".join(texts)), *others) if texts else others
-
-
-def fold_system(messages: Messages) -> Messages:
-    """For templates that know no system role: its text opens the first user message."""
-    if not messages or messages[0].role != "system":
-        return messages
-    system, rest = messages[0], messages[1:]
-    if rest and rest[0].role == "user":
-        return (msgspec.structs.replace(rest[0], content=_join(system.content, rest[0].content)), *rest[1:])
-    return (Message("user", system.content), *rest)
+    When the template hides `tools`, they are described in the system message.
+    """
+    linked = forms.link_calls(tuple(messages))
+    with template.limits():
+        if tools and template.hides_tools:
+            linked, tools = forms.add_system(linked, describe_tools(template.source, tools)), ()
+        form = _accepted_form(linked, template, tools)
+        if form is None:
+            raise _refused(linked, template, tools, num_added=len(linked) - len(messages))
+        return form
 
 
 def drop_oldest(messages: Sequence[Message]) -> Messages | None:
-    """Without the oldest exchange; None when only system messages and the last message are left.
+    """Shorter by the oldest exchange, or None when nothing more may go.
 
-    An exchange reaches from one user message to the next, so a tool call never loses its result or the reverse.
+    System messages stay, and so does the last question with the latest that came of it. An exchange reaches from one
+    question to the next; when only the last one is left, its oldest calls go, each with its results.
     """
-    last = len(messages) - 1
-    start = next((i for i, m in enumerate(messages) if m.role != "system"), last)
-    if start >= last:
+    spoken = [index for index, message in enumerate(messages) if message.role != "system"]
+    if not spoken:
         return None
-    end = next((i for i in range(start + 1, last) if messages[i].role == "user"), last)
-    return tuple(m for i, m in enumerate(messages) if m.role == "system" or not start <= i < end)
+    question = max((i for i in spoken if messages[i].role == "user"), default=spoken[0])
+    end = next((i for i in spoken[1:] if messages[i].role == "user"), question)
+    dropped = range(spoken[0], end) if spoken[0] < question else _oldest_round(messages, question)
+    shorter = tuple(m for i, m in enumerate(messages) if m.role == "system" or i not in dropped)
+    return shorter if len(shorter) < len(messages) else None
 
 
-def _join(left: str, right: str) -> str:
-    return f"{left}\n\n{right}" if left and right else left or right
+def _oldest_round(messages: Sequence[Message], question: int) -> range:
+    """What the assistant said first after the last question, with the results of its calls; not the latest such."""
+    starts = [i for i in range(question + 1, len(messages)) if messages[i].role == "assistant"]
+    return range(starts[0], starts[1]) if len(starts) > 1 else range(0)
 
 
-def _lost(messages: Messages, text: str) -> bool:
-    """True when a system text does not reach the prompt: templates that only read the first message drop later ones.
-
-    Spacing and case do not count: a template may change those.
-    """
-    prompt = _bare(text)
-    return any(m.role == "system" and _bare(m.content) not in prompt for m in messages)
+def _accepted_form(messages: Messages, template: ChatTemplate, tools: Tools) -> Messages | None:
+    return next((form for form in _forms(messages, template.source) if _keeps(template, form, tools)), None)
 
 
-def _bare(text: str) -> str:
-    return "".join(text.split()).casefold()
+def _forms(messages: Messages, source: str) -> Iterator[Messages]:
+    """The conversation as it is, then ever more changed."""
+    seen: list[Messages] = []
+    for steps in _plans(source):
+        form = messages
+        for step in steps:
+            form = step(form)
+        if form not in seen:
+            seen.append(form)
+            yield form
 
 
-def _first_refused(template: ChatTemplate, messages: Messages) -> int:
-    """Index of the message with which the conversation stops being acceptable."""
-    for count in range(1, len(messages) + 1):
+def _plans(source: str) -> Iterator[tuple[Form, ...]]:
+    write: Form = forms.write_calls(lambda calls: write_calls(source, calls))
+    joined, folded = (forms.join_system, forms.merge_same_roles), (forms.fold_system, forms.merge_same_roles)
+    yield ()
+    for system in (joined, folded):
+        yield system
+        yield (forms.split_calls, *system)
+        yield (write, *system)
+        yield (write, forms.write_results, *system)
+
+
+def _keeps(template: ChatTemplate, messages: Messages, tools: Tools) -> bool:
+    words: list[str] = []
+    stand_in = [_with_words(message, words) for message in messages]
+    try:
+        prompt = template.render(stand_in, tools=tools).casefold()
+    except LimitExceeded:
+        raise
+    except TemplateError:
+        return False
+    return all(word in prompt for word in words)
+
+
+def _with_words(message: Message, words: list[str]) -> Message:
+    """`message` with a new word for each of its texts. Thinking may be left out: most templates do so on purpose."""
+    return msgspec.structs.replace(
+        message,
+        content=_new_word(words) if message.content.strip() else message.content,
+        thinking="t" if message.thinking else "",
+        tool_calls=tuple(_call_with_words(call, words) for call in message.tool_calls),
+    )
+
+
+def _call_with_words(call: ToolCall, words: list[str]) -> ToolCall:
+    arguments = {key: _new_word(words) for key in call.arguments} or {_new_word(words): ""}
+    return ToolCall(call.id, call.name, arguments)
+
+
+def _new_word(words: list[str]) -> str:
+    words.append(f"qneedle{len(words)}q")
+    return words[-1]
+
+
+def _refused(messages: Messages, template: ChatTemplate, tools: Tools, *, num_added: int) -> TemplateError:
+    """The error for a conversation of which no form is accepted. Messages added at its beginning do not count."""
+    index = _first_refused(messages, template, tools)
+    reason = "it leaves out what the message says"
+    for form in _forms(messages[: index + 1], template.source):
         try:
-            template.render(messages[:count])
-        except TemplateError:
-            return count - 1
-    return len(messages) - 1
+            template.render(form, tools=tools)
+        except TemplateError as error:
+            reason = error.message
+    index = max(0, index - num_added)
+    return TemplateError(
+        f"the model's chat template does not accept message {index}: {reason}",
+        hint="Many models want user and assistant to alternate, beginning with a user message.",
+        message_index=index,
+    )
+
+
+def _first_refused(messages: Messages, template: ChatTemplate, tools: Tools) -> int:
+    """Index of a message up to which the conversation is accepted and with which it no longer is."""
+    accepted, refused = 0, len(messages)
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        if _accepted_form(messages[:middle], template, tools) is None:
+            refused = middle
+        else:
+            accepted = middle
+    return max(0, refused - 1)
+
+
+__all__ = ["Refusal", "drop_oldest", "normalise", "render"]

@@ -1,26 +1,21 @@
 """Which parser understands what a model writes, chosen from its chat template.
 
 A parser is fed text as it is generated and gives back deltas in which answer, thinking and tool calls are told apart.
-It holds back only what may still turn out to be a tag.
+It holds back only what may still turn out to be a tag, and never loses text.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from localllm.chat.formats.calls import Schemas, parse_json
+from localllm.chat.formats.families import call_rule, is_harmony, syntax_of, thinking_tags
 from localllm.chat.formats.harmony import HarmonyParser
-from localllm.chat.formats.tags import TagParser, Tags, ToolSyntax
-from localllm.chat.formats.tools import (
-    parse_glm,
-    parse_json_calls,
-    parse_llama,
-    parse_mistral,
-    parse_pythonic,
-    parse_qwen_coder,
-)
-from localllm.types import Delta, ThinkLevel
+from localllm.chat.formats.markup import write_pythonic
+from localllm.chat.formats.tags import TagParser
+from localllm.types import Delta, ThinkLevel, ToolCall
 
 
 class OutputParser(Protocol):
@@ -49,36 +44,6 @@ class PlainParser:
         return []
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """`marks` must all occur in the template for the rule to apply; the first rule that does wins."""
-
-    marks: tuple[str, ...]
-    value: Tags | ToolSyntax
-
-
-_THINKING = (
-    _Rule(("[THINK]", "[/THINK]"), Tags("[THINK]", "[/THINK]")),
-    _Rule(("<|START_THINKING|>",), Tags("<|START_THINKING|>", "<|END_THINKING|>")),
-    _Rule(("<seed:think>",), Tags("<seed:think>", "</seed:think>")),
-    _Rule(("<think>",), Tags("<think>", "</think>")),
-    _Rule(("</think>",), Tags("<think>", "</think>")),
-)
-
-_TOOLS = (
-    _Rule(("<function=", "<parameter="), ToolSyntax("<tool_call>", "</tool_call>", parse_qwen_coder)),
-    _Rule(("<arg_key>",), ToolSyntax("<tool_call>", "</tool_call>", parse_glm)),
-    _Rule(("<|tool_call_start|>",), ToolSyntax("<|tool_call_start|>", "<|tool_call_end|>", parse_pythonic)),
-    _Rule(("<|START_ACTION|>",), ToolSyntax("<|START_ACTION|>", "<|END_ACTION|>", parse_json_calls)),
-    _Rule(("[TOOL_CALLS]",), ToolSyntax("[TOOL_CALLS]", None, parse_mistral)),
-    _Rule(("<tool_call>",), ToolSyntax("<tool_call>", "</tool_call>", parse_json_calls)),
-    _Rule(("<|tool_call|>",), ToolSyntax("<|tool_call|>", None, parse_json_calls)),
-    _Rule(("<|python_tag|>",), ToolSyntax("<|python_tag|>", None, parse_llama, is_bare=True)),
-)
-# A template that knows tools but none of the tags: the call is the whole answer, as JSON.
-_GENERIC_TOOLS = ToolSyntax("", None, parse_llama, is_bare=True)
-
-
 def parser_for(
     template: str,
     *,
@@ -88,25 +53,56 @@ def parser_for(
 ) -> OutputParser:
     """The parser for a model with this chat template ("" for raw text).
 
-    `prompt` is what the template rendered: some end inside an opened thinking tag. With `think` False, thinking is
-    still recognised, so that no tag leaks into the answer.
+    `prompt` is what the template rendered: some end inside an opened thinking tag. Thinking is recognised whatever
+    `think` says, so that no tag leaks into the answer.
     """
-    if "<|channel|>" in template and "<|message|>" in template:
-        return HarmonyParser(tool_names(tools))
-    thinking = _first(_THINKING, template)
-    syntax = (_first(_TOOLS, template) or _GENERIC_TOOLS) if tools else None
-    if thinking is None and syntax is None:
+    schemas = schemas_of(tools)
+    if is_harmony(template):
+        return HarmonyParser(schemas, prompt)
+    syntax = syntax_of(template, has_tools=bool(schemas))
+    if syntax.is_plain:
         return PlainParser()
-    assert thinking is None or isinstance(thinking, Tags)
-    assert syntax is None or isinstance(syntax, ToolSyntax)
-    starts_thinking = thinking is not None and prompt.rstrip().endswith(thinking.opener)
-    return TagParser(thinking, syntax, tool_names(tools), starts_thinking=starts_thinking)
+    starts_thinking = syntax.thinking is not None and prompt.rstrip().endswith(syntax.thinking.opener)
+    return TagParser(syntax, schemas, starts_thinking=starts_thinking)
 
 
-def _first(rules: Sequence[_Rule], template: str) -> Tags | ToolSyntax | None:
-    return next((rule.value for rule in rules if all(mark in template for mark in rule.marks)), None)
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    """The parameters of the functions in OpenAI-style definitions, by name."""
+    functions = [tool.get("function") for tool in tools]
+    named = [function for function in functions if isinstance(function, Mapping) and function.get("name")]
+    return {str(f["name"]): p if isinstance(p := f.get("parameters"), Mapping) else {} for f in named}
 
 
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Names of the functions in OpenAI-style tool definitions."""
-    return frozenset(str(tool.get("function", {}).get("name", "")) for tool in tools) - {""}
+def capabilities_of(template: str) -> set[str]:
+    """What a model with this chat template can do beyond completing, by Ollama's rule for Jinja templates."""
+    tools = {"tools"} if "tools" in template or "tool_call" in template else set()
+    return tools | ({"thinking"} if thinking_tags(template) or is_harmony(template) else set())
+
+
+def close_thinking(template: str, prompt: str) -> str:
+    """`prompt` with thinking ended that its template has begun, for a request that wants none."""
+    tags = thinking_tags(template)
+    if tags is None or not prompt.rstrip().endswith(tags.opener):
+        return prompt
+    return f"{prompt}\n{tags.closer}\n\n" if prompt.endswith("\n") else f"{prompt}{tags.closer}"
+
+
+def write_calls(template: str, calls: Sequence[ToolCall]) -> str:
+    """Tool calls as the model writes them, or as its parser reads them, for a template that cannot write them."""
+    blocks = call_rule(template).blocks
+    if any(block.opener == "<|tool_call_start|>" for block in blocks):
+        return f"<|tool_call_start|>{write_pythonic(calls)}<|tool_call_end|>"
+    opener, closer = next(((b.opener, b.closer) for b in blocks if b.parse is parse_json), ("", ""))
+    objects = (json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in calls)
+    return "\n".join(f"{opener}\n{text}\n{closer}".strip() for text in objects)
+
+
+def describe_tools(template: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a system message says about tools, for a template that does not tell the model about them."""
+    definitions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    example = write_calls(template, [ToolCall("", "NAME", {"PARAMETER": "VALUE"})])
+    return (
+        f"You can use these tools:\n\n{definitions}\n\n"
+        f"To use one, answer with nothing but its name and the values of its parameters, in this form:\n\n{example}\n\n"
+        "You will then be given the result. When no tool helps, answer in plain words."
+    )
