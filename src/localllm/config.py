@@ -180,6 +180,15 @@ class Config:
     target_itl: float | None = _setting(
         0.1, parse_duration, "Longest time that somebody else's prompt may add to the gap between two tokens."
     )
+    speculate: bool = _setting(
+        True, _boolean, "Guess tokens that a text repeats and check several at once; answers stay the same."
+    )
+    kv_ram: int = _setting(
+        2 << 30, parse_size, "Memory in which each model keeps the prefixes of earlier prompts; 0 for none."
+    )
+    kv_disk: int = _setting(
+        4 << 30, parse_size, "Disk space in which all models keep prefixes across restarts; 0 for none."
+    )
     origins: tuple[str, ...] = _setting((), _words, "More browser origins that may call the daemon.", "ORIGINS")
     drain_timeout: float | None = _setting(
         10.0, parse_duration, "How long running requests may go on after the daemon was told to stop."
@@ -212,6 +221,10 @@ def settings() -> list[SettingInfo]:
 
 def config_file() -> Path:
     return platformdirs.user_config_path(APP) / "config.yaml"
+
+
+def kv_folder() -> Path:
+    return platformdirs.user_cache_path(APP) / "kv"
 
 
 def log_file() -> Path:

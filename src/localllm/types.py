@@ -69,6 +69,8 @@ class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a runner needs to know to load a model: every field is decided before it gets here.
 
     `num_ctx` is the window of *each* slot in tokens; `num_parallel` the number of slots; `num_gpu_layers` -1 means all.
+    `speculate` allows drafts by prompt lookup. `kv_ram_bytes` and `kv_disk_bytes` bound what the prefix cache keeps
+    outside the slots, the latter in `kv_folder`, which all runners share.
     """
 
     num_ctx: int
@@ -83,6 +85,10 @@ class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_cache_type: KVCacheType = "f16"
     flash_attention: FlashAttention = "auto"
     target_itl_ms: float = 100.0
+    speculate: bool = True
+    kv_ram_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_folder: str = ""
 
 
 class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,7 +98,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `context_tokens` are token ids of an earlier exchange, put before the rendered prompt.
     `truncate` lets the oldest messages be dropped when the prompt is longer than the window (the system message and the
     last message stay); without it such a prompt is a ContextExceeded error.
-    `priority` lower is sooner; `client` groups requests for fairness.
+    `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
     """
 
     id: str
@@ -104,6 +110,8 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     truncate: bool = False
     return_tokens: bool = False
+    speculate: bool = True
+    pin: bool = False
     priority: int = 0
     client: str = ""
 
@@ -118,12 +126,17 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`num_prompt_tokens` includes the `num_cached_tokens` of them that needed no computing."""
+    """`num_prompt_tokens` includes the `num_cached_tokens` of them that needed no computing.
+
+    `num_accepted_tokens` of the `num_draft_tokens` that were guessed ahead turned out right.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_dropped_messages: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):

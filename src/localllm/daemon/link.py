@@ -26,6 +26,7 @@ from localllm.protocol.messages import (
     Outputs,
     Prefill,
     Text,
+    Unload,
 )
 from localllm.types import ChatRequest, Delta, Finished, RunnerInfo
 
@@ -167,6 +168,8 @@ class RunnerLink:
         if self.process is not None:
             if is_forced:
                 self.process.kill()
+            else:
+                self._send(Unload())
             self.process.hang_up()
 
     def _send(self, command: Command) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from localllm.config import Config
+from localllm.config import Config, kv_folder
 from localllm.daemon.decisions import LoadPlan, gpu_layers
 from localllm.daemon.machine import Machine
 from localllm.store.gguf import GGUFHeader
@@ -56,6 +56,10 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
         kv_cache_type=cast(KVCacheType, config.kv_cache_type),
         flash_attention=cast(FlashAttention, config.flash_attention),
         target_itl_ms=(config.target_itl or 0.0) * 1000,
+        speculate=config.speculate,
+        kv_ram_bytes=config.kv_ram,
+        kv_disk_bytes=config.kv_disk if config.kv_ram else 0,
+        kv_folder=str(kv_folder()),
     )
     if is_embedding:
         return options

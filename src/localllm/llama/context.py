@@ -15,6 +15,10 @@ from localllm.llama import library
 from localllm.llama.model import Model
 from localllm.types import LoadOptions
 
+_LIBC = ctypes.CDLL(None)
+# Rows of logits for drafted tokens, beyond the one that each slot has in a step.
+MAX_DRAFT_ROWS = 16
+
 _KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
 _FLASH = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -64,21 +68,21 @@ class Batch:
     def clear(self) -> None:
         self.num_tokens = 0
 
-    def add(self, slot: int, tokens: Sequence[int], position: int, *, wants_output: bool) -> int:
-        """Append `tokens` of `slot`, the first at `position`; returns the batch index of the last one.
+    def add(self, slot: int, tokens: Sequence[int], position: int, *, num_outputs: int) -> range:
+        """Append `tokens` of `slot`, the first at `position`; returns the batch indices of those with logits.
 
-        Only the last token gets logits, and only if `wants_output`: each output row costs a product with the whole
-        vocabulary.
+        Only the last `num_outputs` get any: each output row costs a product with the whole vocabulary.
         """
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         assert tokens and end <= self.capacity, "the scheduler planned more tokens than a batch holds"
+        assert num_outputs <= len(tokens)
         self._token[start:end] = tokens
         self._pos[start:end] = np.arange(position, position + len(tokens))
         self._slot[start:end] = slot
         self._output[start:end] = 0
-        self._output[end - 1] = wants_output
+        self._output[end - num_outputs : end] = 1
         self.num_tokens = end
-        return end - 1
+        return range(end - num_outputs, end)
 
 
 def _pointer(array: npt.NDArray[np.generic], kind: type) -> object:
@@ -95,14 +99,18 @@ class Context:
         params.n_seq_max = options.num_parallel
         params.n_batch = options.num_batch
         params.n_ubatch = min(options.num_ubatch, options.num_batch)
-        # One row per sequence and step: reserving the default (n_batch rows) wastes n_batch × vocabulary floats.
-        params.n_outputs_max = options.num_parallel
+        # Reserving the default (a row per token of a batch) would waste n_batch × vocabulary floats.
+        params.n_outputs_max = options.num_parallel + MAX_DRAFT_ROWS
         params.n_threads = options.num_threads
         params.n_threads_batch = options.num_threads_batch
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k = params.type_v = _KV_TYPES[options.kv_cache_type]
         params.kv_unified = False
         params.no_perf = True
+        # A C function that says whether a string is not empty: asked thousands of times a step, it must not be Python.
+        self._abort_flag = ctypes.create_string_buffer(2)
+        params.abort_callback = ctypes.cast(_LIBC.strlen, lib.ggml_abort_callback)
+        params.abort_callback_data = ctypes.cast(self._abort_flag, ctypes.c_void_p)
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise LoadFailed(
@@ -122,6 +130,7 @@ class Context:
         After NO_ROOM the memory is as before; after ABORTED some positions may be filled: see `next_position`.
         """
         self.batch.native.n_tokens = self.batch.num_tokens
+        self._abort_flag[0] = b"\0"
         code = lib.llama_decode(self.handle, self.batch.native)
         if code < 0:
             raise DecodeError(f"llama_decode returned {code}: {library.last_errors()}")
@@ -140,11 +149,35 @@ class Context:
         lib.llama_memory_seq_rm(self._memory, destination, -1, -1)
         lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
 
+    def save(self, slot: int) -> memoryview:
+        """All that `slot` holds, as bytes that `restore` understands in any context of the same kind."""
+        size = int(lib.llama_state_seq_get_size(self.handle, slot))
+        data = np.empty(size, np.uint8)
+        written = int(lib.llama_state_seq_get_data(self.handle, _pointer(data, ctypes.c_uint8), size, slot))
+        assert written == size, "llama.cpp wrote less of a slot than it had announced"
+        return data.data
+
+    def restore(self, slot: int, data: memoryview) -> bool:
+        """Replace all of `slot` by what `save` gave; False, and the slot is empty, when llama.cpp refuses the data."""
+        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        array = np.frombuffer(data, np.uint8)
+        if lib.llama_state_seq_set_data(self.handle, _pointer(array, ctypes.c_uint8), len(data), slot):
+            return True
+        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        return False
+
+    def abort(self) -> None:
+        """Make the decode in progress, if any, end soon with ABORTED. May be called from another thread.
+
+        Only back ends on the CPU look for it, between two operations of the graph.
+        """
+        self._abort_flag[0] = b"x"
+
     def _probe_cut(self, model: Model) -> bool:
         """Recurrent and hybrid memories refuse to drop a tail; the only reliable test is to try (two tokens)."""
         token = max(0, int(lib.llama_vocab_bos(model.vocab)))
         self.batch.clear()
-        self.batch.add(0, [token, token], 0, wants_output=True)
+        self.batch.add(0, [token, token], 0, num_outputs=1)
         self.decode()
         can_cut = self.cut(0, 1)
         self.cut(0, 0)

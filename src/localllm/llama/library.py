@@ -46,5 +46,10 @@ def system_info() -> str:
     return str(lib.llama_print_system_info().decode("utf-8", "replace")).strip()
 
 
+def version() -> str:
+    """The version of the binding, and with it of the llama.cpp that it was built from."""
+    return str(lib.__version__)
+
+
 def supports_gpu() -> bool:
     return bool(lib.llama_supports_gpu_offload())

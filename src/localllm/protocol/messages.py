@@ -4,7 +4,7 @@ Life of a channel: the daemon sends `Load` once; the runner answers with any num
 one `Loaded` or `LoadFailed`. After `Loaded` the daemon may send `Chat` and `Cancel`. Every `Chat` gets exactly one
 terminal item (`Done` or `Failed`) inside some `Outputs` frame; a cancelled request ends with
 `Done(finish_reason="cancelled")`. `Cancel` for an unknown or finished id is not an error. Closing the socket ends the
-runner.
+runner; an `Unload` before that lets it keep what is worth keeping.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
 
 
-Command = Load | Chat | Cancel
+class Unload(msgspec.Struct, frozen=True, tag="unload"):
+    """Sent before the daemon hangs up in peace: the runner may take a moment to write its prefix cache to disk."""
+
+
+Command = Load | Chat | Cancel | Unload
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from localllm.errors import ErrorInfo, RunnerCrashed
 from localllm.llama.context import Context, DecodeResult
 from localllm.llama.sampler import Sampler
-from localllm.runner.prefix_cache import Placement
+from localllm.runner.kv_files import Fetched
+from localllm.runner.kv_tiers import IDLE_SECONDS, KVTiers
+from localllm.runner.prefix_cache import PrefixCache
 from localllm.runner.scheduler import Chunk, Scheduler, StepPlan
 from localllm.runner.sequence import Sequence
 
@@ -37,6 +39,14 @@ class Departure:
     id: str
 
 
+@dataclass(frozen=True)
+class Ending:
+    """The process is about to end: keep what is worth keeping, for at most about `seconds`, then call `done`."""
+
+    seconds: float
+    done: Callable[[], None]
+
+
 @dataclass
 class StepReport:
     """What one step brought: new tokens by sequence, prompts that got further, sequences that ended."""
@@ -47,14 +57,36 @@ class StepReport:
     failed: list[tuple[Sequence, ErrorInfo]] = field(default_factory=list)
 
 
+InboxItem = Arrival | Departure | Fetched | Ending
+Inbox = queue.SimpleQueue[InboxItem]
+
+
 class Engine:
-    def __init__(self, context: Context, scheduler: Scheduler, report: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        scheduler: Scheduler,
+        cache: PrefixCache,
+        report: Callable[[StepReport], None],
+        inbox: Inbox,
+        tiers: KVTiers,
+    ) -> None:
         """`report` is called from the engine's thread after every step and must not block."""
-        self.inbox: queue.SimpleQueue[Arrival | Departure] = queue.SimpleQueue()
+        self._inbox = inbox
         self._context = context
         self._scheduler = scheduler
+        self._cache = cache
+        self._tiers = tiers
         self._report = report
         self._samplers: dict[str, Sampler] = {}
+        # The one sequence whose prompt is all that a step computes, if there is one: cancelling it may abort the step.
+        self._alone: str | None = None
+
+    def cancel(self, id: str) -> None:
+        """End a sequence; may be called from any thread. A step that works for nobody else is broken off."""
+        self._inbox.put(Departure(id))
+        if self._alone == id:
+            self._context.abort()
 
     def run(self) -> None:
         """Work until the process ends. Raises DecodeError when llama.cpp is beyond repair."""
@@ -73,44 +105,85 @@ class Engine:
     def _drain_inbox(self, report: StepReport) -> None:
         if not self._scheduler.has_work:
             self._scheduler.check_integrity()
-            self._handle(self.inbox.get(), report)
+            self._handle(self._wait(), report)
         while True:
             try:
-                self._handle(self.inbox.get_nowait(), report)
+                self._handle(self._inbox.get_nowait(), report)
             except queue.Empty:
                 return
 
-    def _handle(self, event: Arrival | Departure, report: StepReport) -> None:
-        if isinstance(event, Arrival):
-            self._samplers[event.sequence.id] = event.sampler
-            self._scheduler.add(event.sequence)
-        elif (sequence := self._scheduler.cancel(event.id, time.monotonic())) is not None:
-            report.finished.append(sequence)
+    def _wait(self) -> InboxItem:
+        """The next event; meanwhile, what slots hold goes to disk, a piece at a time."""
+        delay = IDLE_SECONDS
+        while True:
+            try:
+                return self._inbox.get(timeout=delay)
+            except queue.Empty:
+                if not self._tiers.write_idle():
+                    return self._inbox.get()
+                delay = 0.0
+
+    def _handle(self, event: InboxItem, report: StepReport) -> None:
+        match event:
+            case Arrival(sequence, sampler):
+                self._samplers[sequence.id] = sampler
+                self._tiers.fetch(sequence)
+                self._scheduler.add(sequence)
+            case Departure(id):
+                if (leaver := self._scheduler.cancel(id, time.monotonic())) is not None:
+                    report.finished.append(leaver)
+            case Fetched():
+                self._tiers.take_in(event)
+            case Ending(seconds, done):
+                self._tiers.flush(seconds)
+                done()
 
     def _compute(self, report: StepReport) -> None:
         plan = self._scheduler.schedule(time.monotonic())
         for placement in plan.placements:
-            self._place(placement)
+            if not self._tiers.fill(placement):
+                self._scheduler.recompute(placement.slot)
+        if not plan.chunks:
+            # All that wait do so for files, which take a moment.
+            self._handle(self._inbox.get(), report)
+            return
         outputs = self._fill_batch(plan)
         started = time.monotonic()
+        self._alone = plan.chunks[0].sequence.id if len(plan.chunks) == 1 and plan.num_prefill_tokens else None
         result = self._context.decode()
+        self._alone = None
         if result is not DecodeResult.OK:
-            self._make_room(report)
+            self._take_back(plan, result, report)
             return
         seconds = time.monotonic() - started
-        sampled = {
-            chunk.sequence.id: self._samplers[chunk.sequence.id].sample(self._context, row) for chunk, row in outputs
-        }
-        finished = self._scheduler.update(plan, sampled, seconds, time.monotonic())
-        self._note(plan, sampled, finished, report)
+        sampled = {chunk.sequence.id: self._sample(chunk, rows) for chunk, rows in outputs}
+        slots = {chunk.sequence.id: chunk.sequence.slot for chunk in plan.chunks}
+        taken, finished = self._scheduler.update(plan, sampled, seconds, time.monotonic())
+        for chunk in plan.chunks:
+            slot = slots[chunk.sequence.id]
+            assert slot is not None
+            if chunk.draft:
+                self._context.cut(slot, chunk.sequence.num_computed_tokens)
+            elif not self._context.can_cut and chunk.sequence.num_missing_tokens == 1 and not chunk.wants_output:
+                self._checkpoint(slot)
+        self._note(plan, taken, finished, report)
 
-    def _place(self, placement: Placement) -> None:
-        if placement.source is not None:
-            self._context.copy(placement.source, placement.slot)
-        was_cut = self._context.cut(placement.slot, placement.num_cached_tokens)
-        assert was_cut or not self._context.can_cut, "a memory that can be cut refused to be"
+    def _sample(self, chunk: Chunk, rows: range) -> list[int]:
+        """One token, and one more for as long as the draft has foretold them."""
+        sampler = self._samplers[chunk.sequence.id]
+        tokens: list[int] = []
+        for row, guess in zip(rows, (*chunk.draft, None), strict=True):
+            tokens.append(sampler.sample(self._context, row))
+            if tokens[-1] != guess or guess in chunk.sequence.eog_tokens:
+                break
+        return tokens
 
-    def _fill_batch(self, plan: StepPlan) -> list[tuple[Chunk, int]]:
+    def _checkpoint(self, slot: int) -> None:
+        save = self._cache.checkpoint(slot)
+        if save is not None:
+            self._tiers.save(slot, save)
+
+    def _fill_batch(self, plan: StepPlan) -> list[tuple[Chunk, range]]:
         """Write the plan into the batch; returns the chunks that get logits with their batch rows."""
         batch = self._context.batch
         batch.clear()
@@ -119,20 +192,31 @@ class Engine:
             sequence = chunk.sequence
             start = sequence.num_computed_tokens
             assert sequence.slot is not None
-            tokens = sequence.tokens[start : start + chunk.num_tokens]
-            row = batch.add(sequence.slot, tokens, start, wants_output=chunk.wants_output)
-            if chunk.wants_output:
-                outputs.append((chunk, row))
+            tokens = [*sequence.tokens[start : start + chunk.num_tokens], *chunk.draft]
+            num_outputs = 1 + len(chunk.draft) if chunk.wants_output else 0
+            rows = batch.add(sequence.slot, tokens, start, num_outputs=num_outputs)
+            if rows:
+                outputs.append((chunk, rows))
         return outputs
 
     @staticmethod
-    def _note(plan: StepPlan, sampled: dict[str, int], finished: list[Sequence], report: StepReport) -> None:
+    def _note(plan: StepPlan, taken: dict[str, list[int]], finished: list[Sequence], report: StepReport) -> None:
         for chunk in plan.chunks:
             if not chunk.wants_output:
                 report.prefills.append(chunk.sequence)
-            elif chunk.sequence.finish_reason != "stop" and chunk.sequence.num_output_tokens:
-                report.tokens.append((chunk.sequence, sampled[chunk.sequence.id]))
+            report.tokens.extend((chunk.sequence, token) for token in taken[chunk.sequence.id])
         report.finished.extend(finished)
+
+    def _take_back(self, plan: StepPlan, result: DecodeResult, report: StepReport) -> None:
+        """The batch was not computed, or only in part: the memory goes back to what the sequences know of."""
+        for chunk in plan.chunks:
+            slot = chunk.sequence.slot
+            assert slot is not None
+            if not self._context.cut(slot, chunk.sequence.num_computed_tokens):
+                self._context.cut(slot, 0)
+                self._scheduler.recompute(slot)
+        if result is DecodeResult.NO_ROOM:
+            self._make_room(report)
 
     def _make_room(self, report: StepReport) -> None:
         """The memory had no room for the batch: let somebody wait, or give up on the only one there is."""

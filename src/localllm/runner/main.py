@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import queue
@@ -16,19 +18,24 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from localllm import log
 from localllm.errors import LoadFailed, LocalLLMError, RunnerCrashed
 from localllm.llama import library
-from localllm.llama.context import Context
+from localllm.llama.context import MAX_DRAFT_ROWS, Context
 from localllm.llama.model import Model
 from localllm.protocol import messages
 from localllm.protocol.channel import Channel
-from localllm.protocol.messages import Cancel, Chat, Command, Event, Load
+from localllm.protocol.messages import Cancel, Chat, Command, Event, Load, Unload
 from localllm.runner.cost import StepCost
-from localllm.runner.engine import Departure, Engine
+from localllm.runner.engine import Ending, Engine, Inbox
+from localllm.runner.kv_files import KVFiles
+from localllm.runner.kv_tiers import KVTiers
 from localllm.runner.output import OutputThread
+from localllm.runner.prefix_cache import PrefixCache
 from localllm.runner.prepare import Preparer
 from localllm.runner.scheduler import Scheduler
 from localllm.types import LoadOptions, RunnerInfo
@@ -38,7 +45,17 @@ _log = logging.getLogger(__name__)
 # The engine must get the interpreter back quickly after each native call; the default of 5 ms is a whole step.
 _SWITCH_INTERVAL_SECONDS = 0.0002
 
-Requests = queue.SimpleQueue[Chat | Cancel]
+# How long an unloading runner may go on to write its prefix cache. The daemon's patience is longer.
+_FLUSH_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class _Queues:
+    """What the thread that reads the channel feeds: the preparing thread, and at the end the engine."""
+
+    requests: queue.SimpleQueue[Chat | Cancel] = field(default_factory=queue.SimpleQueue)
+    inbox: Inbox = field(default_factory=queue.SimpleQueue)
+    is_serving: threading.Event = field(default_factory=threading.Event)
 
 
 def main() -> None:
@@ -56,21 +73,29 @@ def main() -> None:
     load = channel.receive()
     if not isinstance(load, Load):
         return
-    requests: Requests = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(channel, requests), name="channel", daemon=True).start()
+    queues = _Queues()
+    threading.Thread(target=_read, args=(channel, queues), name="channel", daemon=True).start()
     try:
-        _serve(channel, load, requests)
+        _serve(channel, load, queues)
     except Exception:
         _log.exception("the engine stopped")
         _leave(1)
 
 
-def _read(channel: Channel[Event, Command], requests: Requests) -> None:
-    """Pass requests on until the daemon hangs up, then end the process."""
+def _read(channel: Channel[Event, Command], queues: _Queues) -> None:
+    """Pass requests on until the daemon hangs up, then end the process, at once if it said no word before."""
+    is_in_peace = False
     with contextlib.suppress(Exception):
         while (command := channel.receive()) is not None:
             assert not isinstance(command, Load), "a runner loads once"
-            requests.put(command)
+            if isinstance(command, Unload):
+                is_in_peace = True
+            else:
+                queues.requests.put(command)
+    if is_in_peace and queues.is_serving.is_set():
+        done = threading.Event()
+        queues.inbox.put(Ending(_FLUSH_SECONDS, done.set))
+        done.wait(_FLUSH_SECONDS)
     _leave(0)
 
 
@@ -81,28 +106,47 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _serve(channel: Channel[Event, Command], load: Load, requests: Requests) -> None:
+def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> None:
     try:
         model, context = _load(channel, load)
-        preparer = Preparer(model, context.num_ctx, load.chat_template or model.chat_template)
+        preparer = Preparer(
+            model, context.num_ctx, load.chat_template or model.chat_template, speculates=load.options.speculate
+        )
     except LocalLLMError as error:
         channel.send(messages.LoadFailed(error.info()))
         _leave(1)
     options = load.options
+    cache = PrefixCache(context.num_slots, can_cut=context.can_cut, snapshot_budget=options.kv_ram_bytes)
     scheduler = Scheduler(
-        num_slots=context.num_slots,
+        cache=cache,
         max_batch_tokens=context.batch.capacity,
         cost=StepCost(options.target_itl_ms / 1000),
         can_cut=context.can_cut,
+        max_drafts=MAX_DRAFT_ROWS,
     )
-    output = OutputThread(channel.send, lambda id: engine.inbox.put(Departure(id)))
-    engine = Engine(context, scheduler, output.report)
+    tiers = KVTiers(context, cache, _files(load, queues.inbox), context.num_ctx)
+    output = OutputThread(channel.send, lambda id: engine.cancel(id))
+    engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers)
     output.start()
     threading.Thread(
-        target=_prepare, args=(channel, requests, preparer, engine, output), name="reader", daemon=True
+        target=_prepare, args=(channel, queues, preparer, engine, output), name="reader", daemon=True
     ).start()
+    queues.is_serving.set()
     channel.send(messages.Loaded(_info(model, context, options)))
     engine.run()
+
+
+def _files(load: Load, inbox: Inbox) -> KVFiles | None:
+    """The prefix cache on disk, for memories of exactly this kind: model, types and library."""
+    options = load.options
+    if not options.kv_disk_bytes:
+        return None
+    path = Path(load.model_path)
+    # A blob is named by its content; any other file is known by its place, size and time.
+    name = path.name if path.name.startswith("sha256-") else f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}"
+    kind = [name, options.kv_cache_type, options.flash_attention, options.num_gpu_layers, library.version()]
+    key = hashlib.sha256(json.dumps(kind).encode()).digest()
+    return KVFiles(Path(options.kv_folder), key, options.kv_disk_bytes, inbox.put)
 
 
 def _load(channel: Channel[Event, Command], load: Load) -> tuple[Model, Context]:
@@ -127,13 +171,13 @@ def _load(channel: Channel[Event, Command], load: Load) -> tuple[Model, Context]
 
 
 def _prepare(
-    channel: Channel[Event, Command], requests: Requests, preparer: Preparer, engine: Engine, output: OutputThread
+    channel: Channel[Event, Command], queues: _Queues, preparer: Preparer, engine: Engine, output: OutputThread
 ) -> None:
     """The reader thread: templates and tokenising stay off the engine's thread, and a bad request fails alone."""
     while True:
-        command = requests.get()
+        command = queues.requests.get()
         if isinstance(command, Cancel):
-            engine.inbox.put(Departure(command.id))
+            engine.cancel(command.id)
             continue
         try:
             live, arrival = preparer.prepare(command.request)
@@ -145,7 +189,7 @@ def _prepare(
             channel.send(messages.Outputs([messages.Failed(command.request.id, failure.info())]))
         else:
             output.register(live)
-            engine.inbox.put(arrival)
+            queues.inbox.put(arrival)
 
 
 def _info(model: Model, context: Context, options: LoadOptions) -> RunnerInfo:

@@ -104,6 +104,8 @@ def _finished(request: LiveRequest, reason: FinishReason, num_output_tokens: int
             num_cached_tokens=sequence.num_cached_tokens,
             num_output_tokens=num_output_tokens,
             num_dropped_messages=request.num_dropped_messages,
+            num_draft_tokens=sequence.drafter.num_draft_tokens if sequence.drafter else 0,
+            num_accepted_tokens=sequence.drafter.num_accepted_tokens if sequence.drafter else 0,
         ),
         timings=_timings(sequence),
         tokens=tuple(sequence.tokens[:end]) if request.return_tokens else (),

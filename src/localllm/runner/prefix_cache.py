@@ -1,103 +1,161 @@
-"""PURE index of what each slot's KV memory holds, and where a new prompt is best placed.
+"""PURE index of what slots, snapshots in memory and files on disk hold, and where a new prompt is best placed.
 
 A slot keeps its tokens after its sequence has left, so a prompt that starts the same way need not be computed again.
-Owns which slots are leased; the KV memory itself belongs to the engine, which carries out the `Placement`.
+What is about to be overwritten is saved as a snapshot first, if no other holder has it. Owns which slots are leased;
+the KV memory, the snapshots' bytes and the files belong to the engine, which carries out the `Placement`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localllm.runner.prefix_index import PrefixIndex, common_prefix
+from localllm.runner.snapshots import SnapshotLedger
 
 # Copying a stream moves all of its cells, however few are wanted; below this many tokens computing again is as quick.
 MIN_COPY_TOKENS = 16
+# A snapshot must save this many tokens more than a slot does, and holds at least as many that nobody else has.
+MIN_SNAPSHOT_TOKENS = 64
+# Reading a file pays only for a good deal more than that.
+MIN_FETCH_TOKENS = 128
+# A file is written when it has this many tokens that no other file has, and when they are this part of it: a chat that
+# grows turn by turn would otherwise be written whole each time.
+MIN_FILE_TOKENS = 256
+MIN_NEW_SHARE_OF_FILE = 0.25
+
+
+class Tier(enum.Enum):
+    SLOT = "slot"
+    RAM = "ram"
+    DISK = "disk"
+
+
+class Holder(NamedTuple):
+    tier: Tier
+    id: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Keep what the slot holds as snapshot `id` before the slot is overwritten."""
+
+    id: int
+    tokens: list[int]
+    client: str
+    is_pinned: bool
 
 
 @dataclass(frozen=True)
 class Placement:
     """Lease `slot`, whose memory must hold `num_cached_tokens` of the prompt before it is used.
 
-    When `source` is not None, first replace the slot's memory by a copy of that slot's; then cut it to that length.
+    In this order: carry out `save`; replace the slot's memory by a copy of slot `source` or by snapshot `snapshot`, if
+    one of them is not None; cut the memory to that length.
     """
 
     slot: int
     num_cached_tokens: int
     source: int | None = None
+    snapshot: int | None = None
+    save: Save | None = None
 
 
 @dataclass(slots=True)
 class _Slot:
     id: int
-    tokens: list[int] = field(default_factory=list)
-    num_held: int = 0
+    # The sequence's own list while the slot is leased: it grows with the answer.
+    tokens: list[int]
     is_leased: bool = False
     last_used: int = 0
+    client: str = ""
+    is_pinned: bool = False
 
-
-def common_prefix(left: Tokens[int], right: Tokens[int], limit: int) -> int:
-    """Length of the common prefix, at most `limit`. Compares slices, which runs at C speed."""
-    low, high = 0, min(len(left), len(right), limit)
-    if left[:high] == right[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    @property
+    def holder(self) -> Holder:
+        return Holder(Tier.SLOT, self.id)
 
 
 class PrefixCache:
-    def __init__(self, num_slots: int, *, can_cut: bool) -> None:
-        """`can_cut` False: the memory cannot drop a tail, so a slot serves only a prompt that extends all it holds."""
+    def __init__(self, num_slots: int, *, can_cut: bool, snapshot_budget: int = 0) -> None:
+        """`can_cut` False: the memory cannot drop a tail, so a holder serves only a prompt that extends all it holds.
+
+        `snapshot_budget`: bytes of main memory for snapshots; 0 for none.
+        """
         self.num_slots = num_slots
-        self._slots = [_Slot(id) for id in range(num_slots)]
+        self.snapshots = SnapshotLedger(snapshot_budget)
+        self._index: PrefixIndex[Holder] = PrefixIndex()
+        self._slots = [_Slot(id, []) for id in range(num_slots)]
+        for slot in self._slots:
+            self._index.put(slot.holder, slot.tokens, 0)
         self._can_cut = can_cut
         self._clock = 0
+        self._next_id = 0
 
     @property
     def num_free_slots(self) -> int:
         return sum(not slot.is_leased for slot in self._slots)
 
-    def lease(self, tokens: list[int]) -> Placement | None:
+    # -- leases of slots
+
+    def lease(self, tokens: list[int], *, client: str = "", is_pinned: bool = False) -> Placement | None:
         """Take a free slot for a prompt; None when there is none. At least the last token is left to compute."""
         free = [slot for slot in self._slots if not slot.is_leased]
         if not free:
             return None
-        matches = {slot.id: self._match(slot, tokens) for slot in self._slots}
-        best = max(self._slots, key=lambda slot: (matches[slot.id], not slot.is_leased, slot.last_used))
-        placement = self._place(best, matches[best.id], free)
-        self._take(placement, tokens)
+        placement = self._place(self._usable(tokens), free)
+        slot = self._slots[placement.slot]
+        slot.client, slot.is_pinned = client, is_pinned
+        if placement.snapshot is not None:
+            self.snapshots.use(placement.snapshot)
+        self._take(slot, tokens, placement.num_cached_tokens)
         return placement
 
     def is_worth_waiting(self, tokens: list[int]) -> bool:
-        """True when a sequence that is at work will soon hold a good deal more of this prompt than any slot does now.
+        """True when a sequence that is at work will soon hold a good deal more of this prompt than any holder does now.
 
         Prompts that begin alike and arrive together are then computed once and copied.
         """
-        now = max((self._match(slot, tokens) for slot in self._slots), default=0)
-        soon = max(
-            (common_prefix(slot.tokens, tokens, len(tokens) - 1) for slot in self._slots if slot.is_leased), default=0
-        )
-        return self._can_cut and soon - now >= MIN_COPY_TOKENS
+        if not self._can_cut:
+            return False
+        now = max(self._usable(tokens).values(), default=0)
+        return self._soon(tokens) - now >= MIN_COPY_TOKENS
 
-    def _match(self, slot: _Slot, tokens: list[int]) -> int:
-        """How many tokens of the prompt the slot's memory could supply."""
-        length = common_prefix(slot.tokens, tokens, min(slot.num_held, len(tokens) - 1))
-        if self._can_cut or (length == slot.num_held and not slot.is_leased):
-            return length
-        return 0
+    def _soon(self, tokens: list[int]) -> int:
+        limit = len(tokens) - 1
+        return max((common_prefix(slot.tokens, tokens, limit) for slot in self._slots if slot.is_leased), default=0)
 
-    def _place(self, best: _Slot, match: int, free: list[_Slot]) -> Placement:
+    def _usable(self, tokens: list[int]) -> dict[Holder, int]:
+        """How many tokens of the prompt each slot and snapshot could supply; those that supply none are left out."""
+        usable = {}
+        for holder, length in self._index.matches(tokens, len(tokens) - 1).items():
+            if holder.tier is Tier.DISK or not length:
+                continue
+            is_leased = holder.tier is Tier.SLOT and self._slots[holder.id].is_leased
+            if self._can_cut or (length == self._index.length(holder) and not is_leased):
+                usable[holder] = length
+        return usable
+
+    def _place(self, usable: dict[Holder, int], free: list[_Slot]) -> Placement:
+        slots = {h.id: length for h, length in usable.items() if h.tier is Tier.SLOT}
+        snapshots = {h.id: length for h, length in usable.items() if h.tier is Tier.RAM}
+        best = max(self._slots, key=lambda slot: (slots.get(slot.id, 0), not slot.is_leased, slot.last_used))
+        match = slots.get(best.id, 0)
+        snapshot = max(snapshots, key=lambda id: snapshots[id], default=None)
+        if snapshot is not None and snapshots[snapshot] - match >= MIN_SNAPSHOT_TOKENS:
+            victim = self._victim(free)
+            return Placement(victim.id, snapshots[snapshot], snapshot=snapshot, save=self._save(victim, 0))
         # A slot that holds much more than the match is worth more to whoever comes back for the rest: copy from it.
-        can_take = not best.is_leased and (2 * match >= best.num_held or len(free) == 1)
-        if match and can_take:
-            return Placement(best.id, match)
+        held = self._index.length(best.holder)
+        if match and not best.is_leased and (2 * match >= held or len(free) == 1):
+            return Placement(best.id, match, save=self._save(best, match))
         others = [slot for slot in free if slot is not best]
         if match >= MIN_COPY_TOKENS and others:
-            return Placement(self._victim(others).id, match, best.id)
-        return Placement(self._victim(free).id, 0)
+            victim = self._victim(others)
+            return Placement(victim.id, match, source=best.id, save=self._save(victim, 0))
+        victim = self._victim(free)
+        return Placement(victim.id, 0, save=self._save(victim, 0))
 
     def _victim(self, free: list[_Slot]) -> _Slot:
         """The free slot whose loss hurts least: keeps the leased ids in few runs, then the longest unused.
@@ -112,31 +170,127 @@ class PrefixCache:
 
         return min(free, key=lambda slot: (num_new_runs(slot), slot.last_used, slot.id))
 
-    def _take(self, placement: Placement, tokens: list[int]) -> None:
-        slot = self._slots[placement.slot]
+    def _save(self, slot: _Slot, num_kept: int) -> Save | None:
+        """What must be kept of a slot that is cut to `num_kept` tokens: nothing that another holder has."""
+        held = self._index.length(slot.holder)
+        covered = max(num_kept, self._covered(slot, Tier.SLOT, Tier.RAM))
+        minimum = 1 if slot.is_pinned else MIN_SNAPSHOT_TOKENS
+        if not self.snapshots.budget or held - covered < minimum:
+            return None
+        return self.new_save(slot.tokens[:held], slot.client, is_pinned=slot.is_pinned)
+
+    def _covered(self, slot: _Slot, *tiers: Tier) -> int:
+        """How many tokens that the slot holds some other holder in `tiers` has as well."""
+        held = self._index.length(slot.holder)
+        found = self._index.matches(slot.tokens, held)
+        return max((n for holder, n in found.items() if holder != slot.holder and holder.tier in tiers), default=0)
+
+    def _take(self, slot: _Slot, tokens: list[int], num_held: int) -> None:
         assert not slot.is_leased, "a leased slot was leased again"
         slot.is_leased = True
         slot.tokens = tokens
-        slot.num_held = placement.num_cached_tokens
+        self._index.put(slot.holder, tokens, num_held)
         self._touch(slot)
 
     def advance(self, slot: int, num_held: int) -> None:
         """The leased slot now holds the first `num_held` tokens of its sequence."""
         assert self._slots[slot].is_leased
-        self._slots[slot].num_held = num_held
+        self._index.advance(Holder(Tier.SLOT, slot), num_held)
+
+    def forget(self, slot: int) -> None:
+        """The leased slot turned out to hold nothing."""
+        self._index.put(Holder(Tier.SLOT, slot), self._slots[slot].tokens, 0)
 
     def release(self, slot: int) -> None:
         """End a lease; what the slot holds stays for later prompts."""
         leased = self._slots[slot]
         assert leased.is_leased, "a free slot was released"
         leased.is_leased = False
-        leased.tokens = leased.tokens[: leased.num_held]
         self._touch(leased)
 
     def _touch(self, slot: _Slot) -> None:
         self._clock += 1
         slot.last_used = self._clock
 
+    # -- snapshots in main memory
+
+    def new_save(self, tokens: list[int], client: str, *, is_pinned: bool = False) -> Save:
+        self._next_id += 1
+        return Save(self._next_id, tokens, client, is_pinned)
+
+    def checkpoint(self, slot: int) -> Save | None:
+        """What to keep of a slot at work whose memory cannot be cut, so that its beginning can serve others."""
+        leased = self._slots[slot]
+        held = self._index.length(leased.holder)
+        if self._can_cut or not self.snapshots.budget or self._covered(leased, Tier.RAM) == held:
+            return None
+        return self.new_save(leased.tokens[:held], leased.client, is_pinned=leased.is_pinned)
+
+    def store(self, save: Save, size: int) -> list[int]:
+        """Snapshot `save.id` of `size` bytes exists now; returns the ids of the snapshots to drop."""
+        redundant = self._made_redundant(Tier.RAM, save.tokens)
+        for id in redundant:
+            self.drop(id)
+        self._index.put(Holder(Tier.RAM, save.id), save.tokens, len(save.tokens))
+        dropped = self.snapshots.add(
+            save.id, num_tokens=len(save.tokens), size=size, client=save.client, is_pinned=save.is_pinned
+        )
+        for id in dropped:
+            self._index.remove(Holder(Tier.RAM, id))
+        return redundant + dropped
+
+    def drop(self, snapshot: int) -> None:
+        """The snapshot is of no use any more."""
+        self.snapshots.remove(snapshot)
+        self._index.remove(Holder(Tier.RAM, snapshot))
+
+    # -- files on disk
+
+    def add_file(self, id: int, tokens: list[int]) -> list[int]:
+        """File `id` holds `tokens` now; returns the ids of the files that it makes redundant."""
+        redundant = self._made_redundant(Tier.DISK, tokens)
+        for other in redundant:
+            self.remove_file(other)
+        self._index.put(Holder(Tier.DISK, id), tokens, len(tokens))
+        return redundant
+
+    def remove_file(self, id: int) -> None:
+        self._index.remove(Holder(Tier.DISK, id))
+
+    def file_for(self, tokens: list[int]) -> int | None:
+        """The file worth reading for a prompt: it holds a good deal more than slots and snapshots have or soon will."""
+        known = max(max(self._usable(tokens).values(), default=0), self._soon(tokens))
+        files = {
+            holder.id: length
+            for holder, length in self._index.matches(tokens, len(tokens) - 1).items()
+            if holder.tier is Tier.DISK and (self._can_cut or length == self._index.length(holder))
+        }
+        best = max(files, key=lambda id: files[id], default=None)
+        return best if best is not None and files[best] - known >= MIN_FETCH_TOKENS else None
+
+    def file_tokens(self, id: int) -> list[int]:
+        return self._index.tokens(Holder(Tier.DISK, id))
+
+    def is_worth_a_file(self, tokens: list[int], *, is_last_chance: bool = False) -> bool:
+        """Whether a file with these tokens would save enough. `is_last_chance`: the memory is about to be given up."""
+        matches = self._index.matches(tokens, len(tokens))
+        known = max((n for holder, n in matches.items() if holder.tier is Tier.DISK), default=0)
+        num_new = len(tokens) - known
+        return num_new >= MIN_FILE_TOKENS and (is_last_chance or num_new >= MIN_NEW_SHARE_OF_FILE * len(tokens))
+
+    def idle_slots(self) -> list[tuple[int, list[int]]]:
+        """Free slots with what they hold, the most recently used first."""
+        free = sorted((slot for slot in self._slots if not slot.is_leased), key=lambda slot: -slot.last_used)
+        return [(slot.id, self._index.tokens(slot.holder)) for slot in free]
+
+    def _made_redundant(self, tier: Tier, tokens: list[int]) -> list[int]:
+        """Holders in `tier` that have nothing but a beginning of `tokens`: of no use where memories can be cut."""
+        if not self._can_cut:
+            return []
+        matches = self._index.matches(tokens, len(tokens))
+        return [h.id for h, length in matches.items() if h.tier is tier and length == self._index.length(h)]
+
     def check_integrity(self) -> None:
-        for slot in self._slots:
-            assert 0 <= slot.num_held <= len(slot.tokens), f"slot {slot.id} claims more than it was given"
+        """Raises AssertionError when the index and its holders disagree."""
+        self._index.check_integrity()
+        assert self.snapshots.size <= max(self.snapshots.budget, 0), "snapshots take more than their budget"

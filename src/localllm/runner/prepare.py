@@ -15,6 +15,7 @@ from localllm.llama.sampler import Sampler
 from localllm.runner.engine import Arrival
 from localllm.runner.output import LiveRequest
 from localllm.runner.sequence import Sequence
+from localllm.runner.speculate import Drafter
 from localllm.runner.text import TextStream
 from localllm.types import ChatRequest, Message
 
@@ -29,8 +30,9 @@ class _Prompt:
 class Preparer:
     """Owns the compiled chat template. Used by the reader thread only."""
 
-    def __init__(self, model: Model, num_ctx: int, template_source: str) -> None:
+    def __init__(self, model: Model, num_ctx: int, template_source: str, *, speculates: bool) -> None:
         self._model = model
+        self._speculates = speculates
         self._num_ctx = num_ctx
         self._template = ChatTemplate(template_source, bos_token=model.bos_text, eos_token=model.eos_text)
 
@@ -45,6 +47,8 @@ class Preparer:
             eog_tokens=self._model.eog_tokens,
             priority=request.priority,
             client=request.client,
+            is_pinned=request.pin,
+            drafter=Drafter(prompt.tokens) if self._speculates and request.speculate else None,
         )
         live = LiveRequest(
             sequence, self._text_stream(request, prompt.text), request.return_tokens, prompt.num_dropped_messages

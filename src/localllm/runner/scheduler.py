@@ -11,17 +11,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from localllm.runner.cost import StepCost
+from localllm.runner.fairness import FairShare
 from localllm.runner.prefix_cache import Placement, PrefixCache
 from localllm.runner.sequence import Sequence, Status
+from localllm.runner.speculate import MAX_DRAFT_TOKENS, Proposal, choose_drafts
+
+# How many that had better wait for a common beginning are passed over in one step: looking at each takes time.
+_MAX_PASSED_OVER = 16
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Compute `num_tokens` of `sequence` from its first uncomputed one; `wants_output` when that closes the gap."""
+    """Compute `num_tokens` of `sequence` from its first uncomputed one; `wants_output` when that closes the gap.
+
+    `draft` are tokens to compute after these, each with an output of its own, as if they were known to be right.
+    """
 
     sequence: Sequence
     num_tokens: int
     wants_output: bool
+    draft: tuple[int, ...] = ()
 
 
 @dataclass
@@ -32,15 +41,22 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
     num_decode_tokens: int = 0
     num_prefill_tokens: int = 0
+    num_draft_tokens: int = 0
 
 
 class Scheduler:
     """Owns all live sequences and the leases of slots."""
 
-    def __init__(self, *, num_slots: int, max_batch_tokens: int, cost: StepCost, can_cut: bool = True) -> None:
+    def __init__(
+        self, *, cache: PrefixCache, max_batch_tokens: int, cost: StepCost, can_cut: bool = True, max_drafts: int = 0
+    ) -> None:
+        """`max_drafts`: rows of logits that a step has beyond one per slot."""
         self._max_batch_tokens = max_batch_tokens
         self._cost = cost
-        self._cache = PrefixCache(num_slots, can_cut=can_cut)
+        self._cache = cache
+        self._can_cut = can_cut
+        self._max_drafts = max_drafts if can_cut else 0
+        self._fair = FairShare()
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._step = 0
@@ -91,32 +107,66 @@ class Scheduler:
         room = self._max_batch_tokens - len(decoding)
         shares |= self._share_out(prompts, min(room, self._cost.prefill_budget(len(decoding))))
         plan.num_prefill_tokens = sum(shares.values()) - len(decoding)
+        drafts = {} if prompts else self._draft(decoding, room)
+        plan.num_draft_tokens = sum(len(draft) for draft in drafts.values())
         plan.chunks = [
-            Chunk(s, shares[s.id], shares[s.id] == s.num_missing_tokens) for s in self._running if s.id in shares
+            Chunk(s, shares[s.id], shares[s.id] == s.num_missing_tokens, tuple(drafts.get(s.id, ())))
+            for s in self._running
+            if s.id in shares
         ]
         plan.chunks.sort(key=lambda chunk: chunk.sequence.slot or 0)
         return plan
+
+    def _draft(self, decoding: list[Sequence], room: int) -> dict[str, list[int]]:
+        """Tokens worth checking along with the next ones."""
+        room = min(room, self._max_drafts)
+        if room <= 0:
+            return {}
+        proposals = []
+        for sequence in decoding:
+            if sequence.drafter is not None:
+                # The last token that may come needs no draft, and nor does anything after it.
+                limit = min(MAX_DRAFT_TOKENS, room, sequence.max_tokens - sequence.num_tokens - 1)
+                if draft := sequence.drafter.propose(limit):
+                    proposals.append(Proposal(sequence.id, draft, sequence.drafter.acceptance))
+        return choose_drafts(proposals, len(decoding), self._cost, room)
 
     def _admit(self, now: float) -> list[Placement]:
         placements: list[Placement] = []
         if self._is_full:
             return placements
-        for sequence in sorted(self._waiting, key=lambda s: (s.priority, s.arrived_at)):
-            if self._cache.is_worth_waiting(sequence.tokens):
-                continue
-            placement = self._cache.lease(sequence.tokens)
-            if placement is None:
+        candidates = [sequence for sequence in self._waiting if not sequence.is_fetching]
+        patience = _MAX_PASSED_OVER
+        while self._cache.num_free_slots and (sequence := self._fair.next(candidates, now)) is not None:
+            candidates.remove(sequence)
+            if not self._cache.is_worth_waiting(sequence.tokens):
+                placements.append(self._start(sequence, now))
+            elif not (patience := patience - 1):
                 break
-            self._waiting.remove(sequence)
-            sequence.slot = placement.slot
-            sequence.num_computed_tokens = placement.num_cached_tokens
-            if sequence.admitted_at is None:
-                sequence.admitted_at = now
-                sequence.num_cached_tokens = placement.num_cached_tokens
-            sequence.status = Status.RUNNING
-            self._running.append(sequence)
-            placements.append(placement)
         return placements
+
+    def _start(self, sequence: Sequence, now: float) -> Placement:
+        placement = self._cache.lease(sequence.tokens, client=sequence.client, is_pinned=sequence.is_pinned)
+        assert placement is not None, "there was a free slot"
+        self._waiting.remove(sequence)
+        sequence.slot = placement.slot
+        sequence.num_computed_tokens = placement.num_cached_tokens
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
+            sequence.num_cached_tokens = placement.num_cached_tokens
+        sequence.status = Status.RUNNING
+        self._running.append(sequence)
+        # Charged at once, so that the next choice among many that wait knows of it.
+        self._fair.charge(sequence.client, sequence.num_missing_tokens)
+        return placement
+
+    def recompute(self, slot: int) -> None:
+        """The memory of `slot` could not be filled as planned: its sequence starts from its first token."""
+        (sequence,) = (s for s in self._running if s.slot == slot)
+        if sequence.num_cached_tokens == sequence.num_computed_tokens:
+            sequence.num_cached_tokens = 0
+        sequence.num_computed_tokens = 0
+        self._cache.forget(slot)
 
     def _share_out(self, prompts: Iterable[Sequence], budget: int) -> dict[str, int]:
         """Prompts take turns: whoever waited longest for a share goes first, a new arrival before all."""
@@ -125,36 +175,52 @@ class Scheduler:
             if budget <= 0:
                 break
             share = min(sequence.num_missing_tokens, budget)
+            if share == sequence.num_missing_tokens and not self._can_cut:
+                # The memory at the last token but one is what a repeated or continued prompt can start from.
+                share -= 1
             budget -= share
             shares[sequence.id] = share
             sequence.turn = self._step
         return shares
 
-    def update(self, plan: StepPlan, sampled: dict[str, int], seconds: float, now: float) -> list[Sequence]:
+    def update(
+        self, plan: StepPlan, sampled: dict[str, list[int]], seconds: float, now: float
+    ) -> tuple[dict[str, list[int]], list[Sequence]]:
         """Book a computed step. `sampled` maps the ids of chunks with output to their new tokens.
 
-        `seconds` is how long the decode took. Returns the sequences that the step finished.
+        Those are one more than agreed with the chunk's draft. `seconds` is how long the decode took. Returns the tokens
+        that were taken, which are fewer where a sequence ended on the way, and the sequences that the step finished.
         """
-        self._cost.observe(plan.num_decode_tokens, plan.num_prefill_tokens, seconds)
+        self._cost.observe(plan.num_decode_tokens + plan.num_draft_tokens, plan.num_prefill_tokens, seconds)
+        taken: dict[str, list[int]] = {}
         for chunk in plan.chunks:
             sequence = chunk.sequence
             assert sequence.slot is not None
-            sequence.num_computed_tokens += chunk.num_tokens
-            self._cache.advance(sequence.slot, sequence.num_computed_tokens)
-            if chunk.wants_output:
-                self._take_token(sequence, sampled[sequence.id], now)
+            tokens = sampled[sequence.id] if chunk.wants_output else []
+            if chunk.draft and sequence.drafter is not None:
+                sequence.drafter.learn(len(chunk.draft), len(tokens) - 1)
+            taken[sequence.id] = [token for token in tokens if self._take_token(sequence, token, now)]
+            # Drafts that agreed are computed already; the last token sampled never is.
+            num_known = min(sequence.num_computed_tokens + chunk.num_tokens + len(tokens[1:]), sequence.num_tokens)
+            sequence.num_computed_tokens = num_known
+            self._cache.advance(sequence.slot, num_known)
+            self._fair.charge(sequence.client, len(tokens))
         finished = [chunk.sequence for chunk in plan.chunks if chunk.sequence.status is Status.FINISHED]
         for sequence in finished:
             self._drop(sequence)
-        return finished
+        return taken, finished
 
     @staticmethod
-    def _take_token(sequence: Sequence, token: int, now: float) -> None:
+    def _take_token(sequence: Sequence, token: int, now: float) -> bool:
+        """Give `token` to the sequence; False when it does not take any more."""
+        if sequence.status is Status.FINISHED:
+            return False
         if sequence.num_tokens >= sequence.max_tokens:
             # Asked for no tokens at all: the prompt was computed, and that was the wish.
             sequence.finish("length", now)
-        else:
-            sequence.append(token, now)
+            return False
+        sequence.append(token, now)
+        return token not in sequence.eog_tokens
 
     def preempt(self) -> Sequence | None:
         """Take the slot from the running sequence that matters least and let it wait; None when only one runs.
@@ -175,11 +241,13 @@ class Scheduler:
     def _drop(self, sequence: Sequence) -> None:
         if sequence.slot is None:
             self._waiting.remove(sequence)
-            return
-        self._running.remove(sequence)
-        self._cache.release(sequence.slot)
-        sequence.slot = None
-        self._is_full = False
+        else:
+            self._running.remove(sequence)
+            self._cache.release(sequence.slot)
+            sequence.slot = None
+            self._is_full = False
+        if all(other.client != sequence.client for other in (*self._waiting, *self._running)):
+            self._fair.leave(sequence.client)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when slots and sequences disagree. Cheap; the engine calls it whenever it goes idle."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from localllm.runner.speculate import Drafter
 from localllm.types import FinishReason
 
 
@@ -19,7 +20,8 @@ class Sequence:
     """Progress is two counters: `num_tokens` known and `num_computed_tokens` of them in the KV memory.
 
     Times are in seconds of one monotonic clock. `max_tokens` bounds prompt plus answer. `turn` is the step in which the
-    prompt last got a share of a batch, -1 before the first.
+    prompt last got a share of a batch, -1 before the first. `is_fetching`: it waits for a file of the prefix cache.
+    `drafter` proposes tokens to check together with the next one; None when that is not wanted.
     """
 
     id: str
@@ -29,6 +31,8 @@ class Sequence:
     eog_tokens: frozenset[int] = frozenset()
     priority: int = 0
     client: str = ""
+    is_pinned: bool = False
+    drafter: Drafter | None = None
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -36,6 +40,7 @@ class Sequence:
     slot: int | None = None
     status: Status = Status.WAITING
     turn: int = -1
+    is_fetching: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -52,6 +57,10 @@ class Sequence:
     def num_missing_tokens(self) -> int:
         """Tokens known but not yet computed: what a step works on."""
         return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status is not Status.FINISHED
 
     def append(self, token: int, now: float) -> None:
         """Take the sampled `token` and finish when it ends the answer or the answer is as long as it may be."""

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.runner.cost import MIN_PREFILL_TOKENS, StepCost
+from localllm.runner.prefix_cache import PrefixCache
 from localllm.runner.scheduler import Scheduler, StepPlan
 from localllm.runner.sequence import Sequence, Status
 
@@ -18,7 +19,8 @@ def create_scheduler(num_slots: int = 4, *, max_batch_tokens: int = 64, prefill_
     if prefill_budget is not None:
         cost = StepCost(prefill_budget * 0.001 + 1e-9)
         cost.prefill_token = 0.001
-    return Scheduler(num_slots=num_slots, max_batch_tokens=max_batch_tokens, cost=cost)
+    cache = PrefixCache(num_slots, can_cut=True)
+    return Scheduler(cache=cache, max_batch_tokens=max_batch_tokens, cost=cost)
 
 
 def create_sequence(
@@ -31,7 +33,7 @@ def create_sequence(
 
 def run_step(scheduler: Scheduler, *, token: int = 7, now: float = 1.0) -> StepPlan:
     plan = scheduler.schedule(now)
-    sampled = {chunk.sequence.id: token for chunk in plan.chunks if chunk.wants_output}
+    sampled = {chunk.sequence.id: [token] for chunk in plan.chunks if chunk.wants_output}
     scheduler.update(plan, sampled, plan.num_prefill_tokens * 0.001, now)
     scheduler.check_integrity()
     return plan
@@ -196,7 +198,7 @@ def test_nobody_waits_for_the_rest_of_a_long_prompt_once_the_common_part_is_comp
 
 
 def test_memory_that_cannot_be_cut_serves_only_an_extension() -> None:
-    scheduler = Scheduler(num_slots=1, max_batch_tokens=64, cost=StepCost(0.0), can_cut=False)
+    scheduler = Scheduler(cache=PrefixCache(1, can_cut=False), max_batch_tokens=64, cost=StepCost(0.0), can_cut=False)
     first = create_sequence("a", 40, max_new=2)
     scheduler.add(first)
     while scheduler.has_work:
@@ -263,8 +265,8 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
         elif scheduler.has_work:
             plan = scheduler.schedule(float(step))
             _check_memory(plan, held)
-            sampled = {c.sequence.id: data.draw(st.integers(6, 9)) for c in plan.chunks if c.wants_output}
-            for sequence in scheduler.update(plan, sampled, 0.01, float(step)):
+            sampled = {c.sequence.id: [data.draw(st.integers(6, 9))] for c in plan.chunks if c.wants_output}
+            for sequence in scheduler.update(plan, sampled, 0.01, float(step))[1]:
                 del live[sequence.id]
                 ended.append(sequence.id)
         scheduler.check_integrity()
@@ -272,8 +274,8 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
         plan = scheduler.schedule(99.0)
         assert plan.chunks, "there is work but the plan is empty"
         _check_memory(plan, held)
-        sampled = {c.sequence.id: 6 for c in plan.chunks if c.wants_output}
-        for sequence in scheduler.update(plan, sampled, 0.01, 99.0):
+        sampled = {c.sequence.id: [6] for c in plan.chunks if c.wants_output}
+        for sequence in scheduler.update(plan, sampled, 0.01, 99.0)[1]:
             del live[sequence.id]
             ended.append(sequence.id)
     assert not live
