@@ -33,6 +33,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str = ""
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an answer must look like: a JSON schema, a regular expression, or a grammar in Lark's or GBNF's form.
+
+    `field` is what the client calls it: errors name it.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
+    source: str
+    field: str = "format"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen and when to stop. Defaults are Ollama's.
 
@@ -99,6 +110,9 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `truncate` lets the oldest messages be dropped when the prompt is longer than the window (the system message and the
     last message stay); without it such a prompt is a ContextExceeded error.
     `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
+    With a `suffix`, the answer is what belongs between `prompt` and it. `grammar` binds the answer, not the thinking.
+    `forced_tools` are names of tools, one of which must be called; the answer ends after `max_tool_calls`, if not 0.
+    `inspect` asks for no answer, only for what would be computed: Finished then has the prompt and its tokens.
     """
 
     id: str
@@ -114,6 +128,11 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     pin: bool = False
     priority: int = 0
     client: str = ""
+    suffix: str = ""
+    grammar: Grammar | None = None
+    forced_tools: tuple[str, ...] = ()
+    max_tool_calls: int = 0
+    inspect: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,12 +167,16 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The one good ending of a request. `tokens` is prompt plus answer when `return_tokens` was asked for."""
+    """The one good ending of a request. `tokens` is prompt plus answer when `return_tokens` was asked for.
+
+    `prompt` is the text of the prompt, for a request that was to be inspected.
+    """
 
     finish_reason: FinishReason
     usage: Usage = Usage()
     timings: Timings = Timings()
     tokens: tuple[int, ...] = ()
+    prompt: str = ""
 
 
 class RunnerInfo(msgspec.Struct, frozen=True, omit_defaults=True):

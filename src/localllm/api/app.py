@@ -12,6 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import localllm
+from localllm.api import stubs
+from localllm.api.blobs import BlobRoutes
 from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
 from localllm.api.generation import Services
@@ -37,6 +39,7 @@ def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Sta
 
 def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
+    blobs = BlobRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),
@@ -49,6 +52,15 @@ def _routes(services: Services) -> list[Route]:
         Route("/api/pull", inventory.pull, methods=["POST"]),
         Route("/api/delete", inventory.delete, methods=["DELETE"]),
         Route("/api/copy", inventory.copy, methods=["POST"]),
+        Route("/api/blobs/{digest}", blobs.head, methods=["HEAD"]),
+        Route("/api/blobs/{digest}", blobs.put, methods=["POST"]),
+        Route("/api/status", stubs.status),
+        Route("/api/me", stubs.account, methods=["POST"]),
+        Route("/api/signout", stubs.account, methods=["POST"]),
+        Route("/api/user/keys/{key}", stubs.account, methods=["DELETE"]),
+        Route("/api/experimental/web_search", stubs.web, methods=["POST"]),
+        Route("/api/experimental/web_fetch", stubs.web, methods=["POST"]),
+        Route("/api/experimental/model-recommendations", stubs.recommendations),
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{id:path}", openai.model),

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -97,6 +97,16 @@ async def answer(supervisor: Supervisor, job: Job) -> Answer:
     if ended is None:
         raise LocalLLMError("the answer ended without an end", hint="The daemon's log has more.")
     return Answer(Delta("".join(content), "".join(thinking), tuple(tool_calls)), ended)
+
+
+async def inspect(supervisor: Supervisor, job: Job) -> Finished:
+    """The prompt that the job would send to its model, as text and tokens. Raises what `events` raises."""
+    request = msgspec.structs.replace(job.request, inspect=True)
+    async with aclosing(events(supervisor, replace(job, request=request))) as stream:
+        async for event in stream:
+            if isinstance(event, Ended):
+                return event.finished
+    raise LocalLLMError("the runner did not say what the prompt is", hint="The daemon's log has more.")
 
 
 def preamble(model: StoredModel, messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Ollama's clients show "Forever" for anything that is more than 20 years away; its own value is in 2318.
 FOREVER = datetime(2318, 1, 1, tzinfo=timezone.utc)
+# Clients refuse to talk to an Ollama that is older than what they need.
+OLLAMA_VERSION = "0.30.0"
 _PATH_STARTS = ("/", "./", "../", "~")
 # `ollama run` and its kind look for these words in the answer to a pull.
 NO_SUCH_MANIFEST = "pull model manifest: file does not exist"
@@ -49,7 +51,8 @@ class InventoryRoutes:
         self._supervisor = services.supervisor
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": localllm.__version__})
+        """`version` is that of the Ollama whose contract this is: see docs/decisions/0004-version.md."""
+        return json_response({"version": OLLAMA_VERSION, "localllm": localllm.__version__})
 
     async def tags(self, request: Request) -> Response:
         return json_response(Models(await asyncio.to_thread(_list, self._store)))

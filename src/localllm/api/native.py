@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.api import generation
+from localllm.api import generation, shape
 from localllm.api.errors import native_line
 from localllm.api.generation import Ended, Job, Services, Think
 from localllm.api.options import parse_keep_alive, parse_options
@@ -19,19 +19,22 @@ from localllm.api.streaming import NDJSON, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_line, json_response, read_body, unsupported
 from localllm.api.wire_native import (
     ChatBody,
+    DebugInfo,
+    DebugReply,
     GenerateBody,
     InferenceBody,
     InferenceReply,
     ReplyFunction,
     ReplyMessage,
     ReplyToolCall,
-    check_format,
+    check_images,
+    parse_format,
     to_message,
 )
 from localllm.daemon.supervisor import KeepAlive
 from localllm.errors import InvalidRequest, ModelNotFound
 from localllm.store.library import StoredModel
-from localllm.types import ChatRequest, Delta, Message
+from localllm.types import ChatRequest, Delta, Grammar, Message
 
 # The fields of a reply that carry text; tool calls are numbered from the second argument on.
 TextFields = Callable[[Delta, int], dict[str, Any]]
@@ -47,7 +50,7 @@ class NativeRoutes:
     async def chat(self, request: Request) -> Response | StreamingReply:
         started_ns = time.perf_counter_ns()
         body = decode(await read_body(request), ChatBody)
-        keep_alive = _check(body)
+        keep_alive, grammar = _check(body)
         if not body.model:
             raise InvalidRequest("model is required", field="model")
         model = await self._models.find(body.model)
@@ -67,39 +70,42 @@ class NativeRoutes:
             sampling=sampling,
             truncate=body.truncate,
             client=generation.client_of(request),
+            grammar=grammar,
         )
         job = Job(body.model, model, chat, wishes, keep_alive, started_ns)
-        return await self._answer(request, job, body.stream, _chat_text)
+        return await self._answer(request, job, body, _chat_text)
 
     async def generate(self, request: Request) -> Response | StreamingReply:
         started_ns = time.perf_counter_ns()
         body = decode(await read_body(request), GenerateBody)
-        keep_alive = _check(body)
+        keep_alive, grammar = _check(body)
         if not body.model:
             raise ModelNotFound("model '' not found", field="model")
         model = await self._models.find(body.model)
         if not body.prompt and keep_alive == 0:
             return await self._unload(request, model, body, _generate_text)
-        _check_raw(body)
+        _check_generate(body)
         generation.check_capability(model, body.model, "generate")
-        _check_generate(model, body)
         think = _think(model, body)
         if not body.prompt:
             return await self._load(request, model, body, keep_alive, _generate_text)
         sampling, wishes = parse_options(model.parameters, body.options)
+        is_verbatim = body.raw or bool(body.suffix)
         text = ChatRequest(
             id=generation.new_id(),
-            messages=None if body.raw else _generate_messages(model, body),
-            prompt=body.prompt if body.raw else None,
+            messages=None if is_verbatim else _generate_messages(model, body),
+            prompt=body.prompt if is_verbatim else None,
+            suffix=body.suffix,
             context_tokens=tuple(body.context),
-            think=None if body.raw else think,
+            think=None if is_verbatim else think,
             sampling=sampling,
             truncate=body.truncate,
             return_tokens=not body.raw,
             client=generation.client_of(request),
+            grammar=grammar,
         )
         job = Job(body.model, model, text, wishes, keep_alive, started_ns)
-        return await self._answer(request, job, body.stream, _generate_text)
+        return await self._answer(request, job, body, _generate_text)
 
     # ---- loading and unloading: one object each, whatever `stream` says ----
 
@@ -118,8 +124,17 @@ class NativeRoutes:
 
     # ---- answers ----
 
-    async def _answer(self, request: Request, job: Job, stream: bool, text: TextFields) -> Response | StreamingReply:
-        if stream:
+    async def _answer(
+        self, request: Request, job: Job, body: InferenceBody, text: TextFields
+    ) -> Response | StreamingReply:
+        if body.debug_render_only:
+            async with WhileConnected(request.receive):
+                finished = await generation.inspect(self._supervisor, job)
+            debug = DebugInfo(finished.prompt)
+            now = datetime.now(timezone.utc)
+            shown = DebugReply(model=job.name, created_at=now, debug_info=debug, **_text_alone(text))
+            return json_response(shown)
+        if body.stream:
             return StreamingReply(self._lines(job, text), NDJSON, native_line)
         async with WhileConnected(request.receive):
             answer = await generation.answer(self._supervisor, job)
@@ -136,29 +151,24 @@ class NativeRoutes:
                     num_tool_calls += len(event.tool_calls)
 
 
-def _check(body: InferenceBody) -> KeepAlive:
+def _check(body: InferenceBody) -> tuple[KeepAlive, Grammar | None]:
     """What needs no model to be found wrong. Raises InvalidRequest."""
     if not 0 <= body.top_logprobs <= 20:
         raise InvalidRequest("top_logprobs must be between 0 and 20", field="top_logprobs")
-    check_format(body.format)
-    return parse_keep_alive(body.keep_alive)
+    grammar = shape.choose(parse_format(body.format), grammar=body.grammar, regex=body.regex)
+    return parse_keep_alive(body.keep_alive), grammar
 
 
 def _think(model: StoredModel, body: InferenceBody) -> Think:
     return generation.choose_think(model, body.model, generation.parse_think(body.think))
 
 
-def _check_raw(body: GenerateBody) -> None:
+def _check_generate(body: GenerateBody) -> None:
     if body.raw and (body.template or body.system or body.context):
         raise InvalidRequest("raw mode does not support template, system, or context", field="raw")
-
-
-def _check_generate(model: StoredModel, body: GenerateBody) -> None:
-    if body.suffix and "insert" not in model.capabilities:
-        raise InvalidRequest(f"{model.name.full} does not support insert", field="suffix")
-    for field in ("suffix", "template"):
-        if getattr(body, field):
-            raise unsupported(field)
+    check_images("images", body.images)
+    if body.template:
+        raise unsupported("template")
 
 
 def _generate_messages(model: StoredModel, body: GenerateBody) -> tuple[Message, ...]:
@@ -182,6 +192,10 @@ def _chat_text(delta: Delta, first_index: int) -> dict[str, Any]:
 
 def _generate_text(delta: Delta, first_index: int) -> dict[str, Any]:
     return {"response": delta.content, "thinking": delta.thinking}
+
+
+def _text_alone(text: TextFields) -> dict[str, Any]:
+    return {name: value for name, value in text(Delta(), 0).items() if name in ("message", "response")}
 
 
 def _reply(model: str, text: dict[str, Any], *, done_reason: str = "", **metrics: Any) -> InferenceReply:

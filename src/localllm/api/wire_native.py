@@ -5,16 +5,17 @@ In replies, a field with a default is left out when it has that value, and UNSET
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localllm.api.wire import Body, check_integers, invalid, unsupported
-from localllm.errors import InvalidRequest
-from localllm.types import Message, Role, ToolCall
+from localllm.api.shape import ANY_OBJECT, of_schema
+from localllm.api.wire import Body, check_integers, invalid
+from localllm.errors import InvalidRequest, Unsupported
+from localllm.types import Grammar, Message, Role, ToolCall
 
 # ---- requests ----
 
@@ -26,7 +27,6 @@ class InferenceBody(Body, kw_only=True):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logprobs": (False,),
         "shift": (False,),
-        "_debug_render_only": (False,),
     }
 
     model: str = ""
@@ -37,12 +37,14 @@ class InferenceBody(Body, kw_only=True):
     think: Any = UNSET
     truncate: bool = True
     top_logprobs: int = 0
+    grammar: str = ""
+    regex: str = ""
+    debug_render_only: bool = msgspec.field(default=False, name="_debug_render_only")
 
 
 class GenerateBody(InferenceBody, kw_only=True):
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**InferenceBody.refused, "images": ([],)}
-
     prompt: str = ""
+    images: tuple[Any, ...] = ()
     suffix: str = ""
     system: str = ""
     template: str = ""
@@ -121,8 +123,7 @@ def parse_role(role: str, index: int) -> Role:
 
 def to_message(index: int, body: MessageBody) -> Message:
     """Raises InvalidRequest or Unsupported that names the message."""
-    if body.images:
-        raise unsupported(f"messages[{index}].images", "are not supported yet")
+    check_images(f"messages[{index}].images", body.images)
     return Message(
         role=parse_role(body.role, index),
         content=body.content,
@@ -141,12 +142,20 @@ def _tool_call(where: str, body: ToolCallBody) -> ToolCall:
     return ToolCall(body.id, body.function.name, arguments)
 
 
-def check_format(format: Any) -> None:
-    """Raises InvalidRequest for any `format` but none."""
+def check_images(where: str, images: Sequence[Any]) -> None:
+    """Raises Unsupported when there are any."""
+    if images:
+        raise Unsupported(f'"{where}": images cannot be read', hint="Send text alone.", field=where)
+
+
+def parse_format(format: Any) -> Grammar | None:
+    """None when the answer may be anything. Raises InvalidRequest for what is no format."""
     if format is UNSET or format == "":
-        return
-    if format == "json" or isinstance(format, dict):
-        raise unsupported("format")
+        return None
+    if format == "json":
+        return Grammar("json_schema", ANY_OBJECT)
+    if isinstance(format, dict):
+        return of_schema(format, "format")
     text = format if isinstance(format, str) else msgspec.json.encode(format).decode()
     raise InvalidRequest(f'invalid format: "{text}"; expected "json" or a valid JSON Schema object', field="format")
 
@@ -196,6 +205,22 @@ class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     eval_duration: int = 0
     truncated: bool = False
     dropped_message_count: int = 0
+
+
+class DebugInfo(msgspec.Struct):
+    rendered_template: str
+    image_count: int = 0
+
+
+class DebugReply(msgspec.Struct, kw_only=True):
+    """The prompt that would have been sent to the model."""
+
+    model: str
+    created_at: datetime
+    response: str | UnsetType = UNSET
+    message: ReplyMessage | UnsetType = UNSET
+    done: bool = False
+    debug_info: DebugInfo = msgspec.field(name="_debug_info")
 
 
 class Details(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -63,6 +63,14 @@ class Model:
     def eos_text(self) -> str:
         return self._special_text(lib.llama_vocab_eos(self.vocab))
 
+    def infill(self, prefix: str, suffix: str) -> str | None:
+        """The prompt for what belongs between the two; None for a model that has not learnt to fill in."""
+        marks = [f(self.vocab) for f in (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_suf, lib.llama_vocab_fim_mid)]
+        if any(mark < 0 for mark in marks):
+            return None
+        before, between, middle = map(self._special_text, marks)
+        return f"{before}{prefix}{between}{suffix}{middle}"
+
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 

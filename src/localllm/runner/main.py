@@ -180,6 +180,10 @@ def _prepare(
             engine.cancel(command.id)
             continue
         try:
+            if command.request.inspect:
+                finished = preparer.inspect(command.request)
+                channel.send(messages.Outputs([messages.Done(command.request.id, finished)]))
+                continue
             live, arrival = preparer.prepare(command.request)
         except LocalLLMError as error:
             channel.send(messages.Outputs([messages.Failed(command.request.id, error.info())]))

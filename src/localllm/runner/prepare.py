@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from localllm.chat.formats import parser_for
 from localllm.chat.history import drop_oldest, render
 from localllm.chat.template import ChatTemplate
-from localllm.errors import ContextExceeded, InvalidRequest
+from localllm.errors import ContextExceeded, InvalidRequest, Unsupported
 from localllm.llama.model import Model
 from localllm.llama.sampler import Sampler
 from localllm.runner.engine import Arrival
@@ -17,7 +18,7 @@ from localllm.runner.output import LiveRequest
 from localllm.runner.sequence import Sequence
 from localllm.runner.speculate import Drafter
 from localllm.runner.text import TextStream
-from localllm.types import ChatRequest, Message
+from localllm.types import ChatRequest, Finished, Message, Usage
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Preparer:
         self._speculates = speculates
         self._num_ctx = num_ctx
         self._template = ChatTemplate(template_source, bos_token=model.bos_text, eos_token=model.eos_text)
+
+    def inspect(self, request: ChatRequest) -> Finished:
+        """What `prepare` would have the engine compute, however long it is. Raises as `prepare`."""
+        prompt = self._read(request, request.messages)
+        before = self._model.detokenize(request.context_tokens, special=True).decode("utf-8", "replace")
+        usage = Usage(num_prompt_tokens=len(prompt.tokens))
+        return Finished("stop", usage, tokens=tuple(prompt.tokens), prompt=before + prompt.text)
 
     def prepare(self, request: ChatRequest) -> tuple[LiveRequest, Arrival]:
         """Raises ContextExceeded with both numbers, TemplateError, or InvalidRequest."""
@@ -73,22 +81,35 @@ class Preparer:
         """The prompt, shortened by whole messages if the request allows it and the window demands it."""
         messages, num_dropped = request.messages, 0
         while True:
-            text = self._render(request, messages)
-            tokens = [*request.context_tokens, *self._tokenize(text, has_context=bool(request.context_tokens))]
-            if not tokens:
+            prompt = self._read(request, messages)
+            if not prompt.tokens:
                 raise InvalidRequest("the prompt is empty", hint="Send some text.")
-            if len(tokens) < self._num_ctx:
-                return _Prompt(text, tokens, num_dropped)
+            if len(prompt.tokens) < self._num_ctx:
+                return dataclasses.replace(prompt, num_dropped_messages=num_dropped)
             shorter = drop_oldest(messages) if request.truncate and messages else None
             if shorter is None:
-                raise self._too_long(len(tokens))
+                raise self._too_long(len(prompt.tokens))
             num_dropped += len(messages or ()) - len(shorter)
             messages = shorter
 
+    def _read(self, request: ChatRequest, messages: Sequences[Message] | None) -> _Prompt:
+        text = self._render(request, messages)
+        return _Prompt(text, [*request.context_tokens, *self._tokenize(text, has_context=bool(request.context_tokens))])
+
     def _render(self, request: ChatRequest, messages: Sequences[Message] | None) -> str:
         if messages is None:
-            return request.prompt or ""
+            return self._infill(request) if request.suffix else request.prompt or ""
         return render(self._template, messages, tools=request.tools, think=request.think)
+
+    def _infill(self, request: ChatRequest) -> str:
+        prompt = self._model.infill(request.prompt or "", request.suffix)
+        if prompt is None:
+            raise Unsupported(
+                "the model does not support insert: its vocabulary has no tokens for filling in",
+                hint="Leave suffix out, or use a model for code.",
+                field="suffix",
+            )
+        return prompt
 
     def _tokenize(self, text: str, *, has_context: bool) -> list[int]:
         """BOS exactly once: not after an earlier exchange, and not when the template has written it already."""

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import BaseFileLock, FileLock, Timeout
 
@@ -175,6 +176,12 @@ class BlobStore:
                 self.commit(scratch, digest)
         return digest, before.size
 
+    @contextlib.contextmanager
+    def writer(self, digest: str) -> Iterator[BlobWriter]:
+        """Takes in bytes as they come; nothing of them stays unless they are committed in the end."""
+        with self._scratch() as scratch, storage_errors("storing a blob"), scratch.open("wb") as file:
+            yield BlobWriter(file, lambda: self.commit(scratch, digest), hex_digest(digest))
+
     def remove(self, digest: str) -> int:
         """Delete a blob; returns the bytes that this frees: none while a user's own file is hard-linked to it."""
         path = self.path(digest)
@@ -200,6 +207,31 @@ class BlobStore:
         with storage_errors("making the store's folders"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(parents=True, exist_ok=True)
+
+
+class BlobWriter:
+    def __init__(self, file: BinaryIO, commit: Callable[[], object], digest: str) -> None:
+        self._file = file
+        self._commit = commit
+        self._wanted = digest
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        """Raises NoSpace or StoreError."""
+        self._digest.update(data)
+        with storage_errors("storing a blob"):
+            self._file.write(data)
+
+    def commit(self) -> None:
+        """Make what was written visible. Raises InvalidRequest when it is not what the digest promises."""
+        found = self._digest.hexdigest()
+        if found != self._wanted:
+            raise InvalidRequest(
+                f'digest mismatch, expected "sha256:{self._wanted}", got "sha256:{found}"', hint="Send the file again."
+            )
+        with storage_errors("storing a blob"):
+            self._file.flush()
+        self._commit()
 
 
 @dataclass(frozen=True)

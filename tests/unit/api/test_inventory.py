@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tests.unit.api.harness import Daemon, parse_time
 
 import localllm
+from localllm.api.inventory import OLLAMA_VERSION
 from localllm.daemon.supervisor import ResidentModel
 from localllm.errors import InvalidName, LocalLLMError, NotFoundAtSource, SourceUnavailable
 from localllm.store.library import ModelStore
@@ -21,7 +22,8 @@ from localllm.types import LoadOptions, RunnerInfo
 
 
 async def test_small_routes_and_their_head_forms(daemon: Daemon) -> None:
-    for path, text in (("/", "Ollama is running"), ("/api/version", f'{{"version":"{localllm.__version__}"}}')):
+    version = f'{{"version":"{OLLAMA_VERSION}","localllm":"{localllm.__version__}"}}'
+    for path, text in (("/", "Ollama is running"), ("/api/version", version)):
         assert (await daemon.client.get(path)).text == text
         head = await daemon.client.head(path)
         assert (head.status_code, head.text, head.headers["content-length"]) == (200, "", str(len(text)))

@@ -11,7 +11,7 @@ from tests.unit.api.harness import DONE, Daemon, parse_time
 from localllm.daemon.supervisor import Granted
 from localllm.errors import QueueFull, RunnerCrashed
 from localllm.protocol.messages import Prefill
-from localllm.types import Delta, Finished, Message, ToolCall, Usage
+from localllm.types import Delta, Finished, Grammar, Message, ToolCall, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": ["object", "null"]}}}
@@ -192,8 +192,11 @@ async def test_a_changed_model_is_noticed(daemon: Daemon) -> None:
         ),
         ({"model": "tiny", "messages": HELLO, "top_logprobs": 21}, 400, "top_logprobs must be between 0 and 20"),
         ({"model": "tiny", "messages": HELLO, "logprobs": True}, 400, '"logprobs" is not supported yet'),
-        ({"model": "tiny", "messages": HELLO, "format": "json"}, 400, '"format" is not supported yet'),
-        ({"model": "tiny", "messages": HELLO, "format": {"type": "object"}}, 400, '"format" is not supported yet'),
+        (
+            {"model": "tiny", "messages": HELLO, "format": "json", "regex": "a"},
+            400,
+            '"regex": format and regex cannot be used together',
+        ),
         (
             {"model": "tiny", "messages": HELLO, "format": "xml"},
             400,
@@ -202,7 +205,7 @@ async def test_a_changed_model_is_noticed(daemon: Daemon) -> None:
         (
             {"model": "tiny", "messages": [{"role": "user", "content": "see", "images": ["aGk="]}]},
             400,
-            '"messages[0].images" are not supported yet',
+            '"messages[0].images": images cannot be read',
         ),
         (
             {"model": "tiny", "messages": [{"role": "bishop", "content": "hi"}]},
@@ -320,3 +323,31 @@ async def test_loading_says_early_that_a_model_cannot_think(daemon: Daemon) -> N
     response = await daemon.post("/api/chat", model="tiny", think=True)
     assert (response.status_code, response.json()["error"]) == (400, '"tiny" does not support thinking')
     assert daemon.supervisor.loads == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "grammar"),
+    [
+        ({"format": ""}, None),
+        ({"format": None}, None),
+        ({"format": "json"}, Grammar("json_schema", '{"type":"object"}')),
+        ({"format": {"type": "string"}}, Grammar("json_schema", '{"type":"string"}')),
+        ({"regex": "a+"}, Grammar("regex", "a+", "regex")),
+        ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"', "grammar")),
+        ({"grammar": 'start: "a"'}, Grammar("lark", 'start: "a"', "grammar")),
+    ],
+)
+async def test_what_binds_the_answer_reaches_the_runner(
+    daemon: Daemon, wish: dict[str, Any], grammar: Grammar | None
+) -> None:
+    await daemon.post("/api/chat", model="tiny", messages=HELLO, **wish)
+    assert daemon.supervisor.request.grammar == grammar
+    await daemon.post("/api/generate", model="tiny", prompt="x", **wish)
+    assert daemon.supervisor.request.grammar == grammar
+
+
+async def test_the_prompt_alone_can_be_asked_for(daemon: Daemon) -> None:
+    daemon.supervisor.script = (Granted(1, 1), Finished("stop", prompt="<user>hello"))
+    reply = (await daemon.post("/api/chat", model="tiny", messages=HELLO, _debug_render_only=True)).json()
+    assert reply["_debug_info"] == {"rendered_template": "<user>hello", "image_count": 0}
+    assert daemon.supervisor.request.inspect

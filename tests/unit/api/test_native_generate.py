@@ -68,13 +68,8 @@ async def test_a_raw_prompt_is_sent_as_it_is(daemon: Daemon) -> None:
         ({"model": "nobody", "prompt": "x"}, 404, "model 'nobody' not found"),
         ({"model": "../x", "prompt": "x"}, 400, "invalid model name"),
         ({"model": "embedder", "prompt": "x"}, 400, '"embedder" does not support generate'),
-        (
-            {"model": "tiny", "prompt": "x", "suffix": "y"},
-            400,
-            "registry.ollama.ai/library/tiny:latest does not support insert",
-        ),
         ({"model": "tiny", "prompt": "x", "template": "{{ .Prompt }}"}, 400, '"template" is not supported yet'),
-        ({"model": "tiny", "prompt": "x", "images": ["aGk="]}, 400, '"images" is not supported yet'),
+        ({"model": "tiny", "prompt": "x", "images": ["aGk="]}, 400, '"images": images cannot be read'),
         ({"model": "tiny", "prompt": "x", "shift": True}, 400, '"shift" is not supported yet'),
         ({"model": "tiny", "prompt": "x", "context": "y"}, 400, '"context": expected array, got str'),
         *(
@@ -101,10 +96,10 @@ async def test_fields_that_ask_for_nothing_are_no_mistake(daemon: Daemon, empty:
     assert (await daemon.post("/api/generate", model="tiny", prompt="x", **empty)).status_code == 200
 
 
-async def test_a_suffix_is_refused_also_where_the_model_could_use_it(daemon: Daemon) -> None:
-    daemon.models.add("coder", go_template="{{ .Suffix }}")
-    response = await daemon.post("/api/generate", model="coder", prompt="x", suffix="y")
-    assert (response.status_code, response.json()["error"]) == (400, '"suffix" is not supported yet')
+async def test_a_suffix_reaches_the_runner_without_a_chat_around_it(daemon: Daemon) -> None:
+    await daemon.post("/api/generate", model="tiny", prompt="x", suffix="y")
+    request = daemon.supervisor.request
+    assert (request.prompt, request.suffix, request.messages) == ("x", "y", None)
 
 
 async def test_a_prompt_that_is_too_long_tells_both_numbers(daemon: Daemon) -> None:
