@@ -45,10 +45,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen and when to stop. Defaults are Ollama's.
+    """How the next token is chosen and when to stop. Defaults are Ollama's, and llama.cpp's where Ollama has none.
 
-    `num_predict` None means "until the window is full". `seed` None means a fresh random seed.
-    `repeat_last_n` -1 means the whole window.
+    `num_predict` None means "until the window is full". `seed` None means a fresh random seed. A `temperature` of 0 is
+    greedy. `repeat_last_n` and `dry_penalty_last_n` -1 mean the whole window. `logit_bias` maps tokens to what is added
+    to their logits. `mirostat` 1 or 2 replaces everything that narrows down; a `dry_multiplier` of 0, an
+    `xtc_probability` of 0 and a negative `top_n_sigma` switch those off.
     """
 
     temperature: float = 0.8
@@ -63,6 +65,19 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int | None = None
     num_predict: int | None = None
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    mirostat: Literal[0, 1, 2] = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    top_n_sigma: float = -1.0
 
 
 class LoadWishes(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,6 +124,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `context_tokens` are token ids of an earlier exchange, put before the rendered prompt.
     `truncate` lets the oldest messages be dropped when the prompt is longer than the window (the system message and the
     last message stay); without it such a prompt is a ContextExceeded error.
+    `num_top_logprobs` asks for each token's log-probability and for so many of the likeliest; None for neither.
     `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
     With a `suffix`, the answer is what belongs between `prompt` and it. `grammar` binds the answer, not the thinking.
     `forced_tools` are names of tools, one of which must be called; the answer ends after `max_tool_calls`, if not 0.
@@ -122,6 +138,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: tuple[dict[str, Any], ...] = ()
     think: bool | ThinkLevel | None = None
     sampling: SamplingParams = SamplingParams()
+    num_top_logprobs: int | None = None
     truncate: bool = False
     return_tokens: bool = False
     speculate: bool = True
@@ -135,13 +152,28 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     inspect: bool = False
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How likely the model held a token, before any sampling option; `top` are the likeliest in its place.
+
+    `piece` is the token's bytes, which need not be whole characters.
+    """
+
+    piece: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of the answer. `num_tokens` is how many tokens were generated since the last delta."""
+    """A piece of the answer. `num_tokens` is how many tokens were generated since the last delta.
+
+    `logprobs`, when they were asked for, has one entry for each of these tokens, shown or held back.
+    """
 
     content: str = ""
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     num_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

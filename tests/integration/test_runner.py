@@ -206,6 +206,42 @@ def test_an_answer_ends_where_the_window_ends(chat_model: Path) -> None:
         assert usage.num_prompt_tokens + usage.num_output_tokens == 256
 
 
+def test_logprobs_come_with_the_text_one_for_each_token(runner: Runner) -> None:
+    request = msgspec.structs.replace(
+        raw("lp", "Fünf 🎉 Feiern: 🎊🎉", num_predict=12, stop=("zzz",)), num_top_logprobs=3
+    )
+    runner.frames.clear()
+    answer = runner.ask(request)
+    deltas = [item.delta for frame in runner.frames for item in frame.items if isinstance(item, m.Text)]
+    entries = [entry for delta in deltas for entry in delta.logprobs]
+    assert len(entries) == 12
+    assert all(len(delta.logprobs) == delta.num_tokens for delta in deltas)
+    assert b"".join(entry.piece for entry in entries).decode("utf-8", "replace") == answer.text
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top) == 3
+        assert entry.top[0].piece == entry.piece, "a greedy answer takes the likeliest"
+        assert entry.top[0].logprob >= entry.top[1].logprob >= entry.top[2].logprob
+
+
+def test_a_repeat_penalty_keeps_an_answer_from_going_round_in_circles(runner: Runner) -> None:
+    prompt = "la la la la la la la la la la la la"
+    params = SamplingParams(temperature=0, num_predict=8)
+    circle = runner.ask(ChatRequest("circle", prompt=prompt, sampling=params)).text
+    assert circle.endswith("1111")
+    params = msgspec.structs.replace(params, repeat_penalty=1.8)
+    answer = runner.ask(ChatRequest("line", prompt=prompt, sampling=params))
+    assert answer.error is None
+    assert not any(twice in answer.text for twice in ("11", "la la"))
+
+
+def test_a_token_that_the_model_does_not_have_fails_one_request(runner: Runner) -> None:
+    params = SamplingParams(num_predict=1, logit_bias={10**6: 1.0})
+    error = runner.ask(ChatRequest("bias", prompt="a", sampling=params)).error
+    assert error is not None
+    assert error.error.details == {"field": "logit_bias"}
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_seed_makes_a_sampled_answer_repeatable(runner: Runner, seed: int) -> None:
     params = SamplingParams(temperature=1.5, num_predict=12, seed=seed)

@@ -118,6 +118,7 @@ class Context:
                 f"{library.last_errors() or 'no reason given'}",
                 hint="Lower num_ctx (LOCALLLM_CONTEXT_LENGTH) or the number of slots (LOCALLLM_NUM_PARALLEL).",
             )
+        self._row_type = ctypes.c_float * model.num_vocab
         self.num_slots = options.num_parallel
         self.num_ctx = int(lib.llama_n_ctx_seq(self.handle))
         self.batch = Batch(options.num_batch)
@@ -135,6 +136,12 @@ class Context:
         if code < 0:
             raise DecodeError(f"llama_decode returned {code}: {library.last_errors()}")
         return DecodeResult(code)
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """The logits of batch row `row`, in the context's own memory: to read or to change until the next decode."""
+        pointer = lib.llama_get_logits_ith(self.handle, row)
+        assert pointer, "this row of the batch has no logits"
+        return np.frombuffer(memoryview(self._row_type.from_address(ctypes.addressof(pointer.contents))), np.float32)
 
     def next_position(self, slot: int) -> int:
         """How many positions of `slot` are filled."""

@@ -47,6 +47,9 @@ class Model:
         self.num_layers = int(lib.llama_model_n_layer(self.handle))
         self.size_bytes = int(lib.llama_model_size(self.handle))
         self._pieces: dict[tuple[int, bool], bytes] = {}
+        count = ctypes.c_int32()
+        suppressed = lib.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(count))
+        self.suppressed_tokens = frozenset(suppressed[: count.value]) if count.value else frozenset()
         self.eog_tokens = frozenset(t for t in range(self.num_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
 
     @property

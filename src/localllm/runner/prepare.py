@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
@@ -58,10 +59,12 @@ class Preparer:
             is_pinned=request.pin,
             drafter=Drafter(prompt.tokens) if self._speculates and request.speculate else None,
         )
-        live = LiveRequest(
-            sequence, self._text_stream(request, prompt.text), request.return_tokens, prompt.num_dropped_messages
+        sampler = Sampler(
+            *(self._model, request.sampling, prompt.tokens, self._num_ctx), num_top_logprobs=request.num_top_logprobs
         )
-        return live, Arrival(sequence, Sampler(request.sampling, prompt.tokens, self._num_ctx))
+        text = self._text_stream(request, prompt.text, sampler)
+        live = LiveRequest(sequence, text, request.return_tokens, prompt.num_dropped_messages)
+        return live, Arrival(sequence, sampler)
 
     def _max_tokens(self, request: ChatRequest, num_prompt_tokens: int) -> int:
         num_predict = request.sampling.num_predict
@@ -69,13 +72,13 @@ class Preparer:
             return self._num_ctx
         return min(self._num_ctx, num_prompt_tokens + num_predict)
 
-    def _text_stream(self, request: ChatRequest, prompt: str) -> TextStream:
+    def _text_stream(self, request: ChatRequest, prompt: str, sampler: Sampler) -> TextStream:
         is_chat = request.messages is not None
         parser = parser_for(
             self._template.source if is_chat else "", tools=request.tools, think=request.think, prompt=prompt
         )
-        model, special = self._model, parser.needs_special_tokens
-        return TextStream(lambda token: model.piece(token, special=special), request.sampling.stop, parser)
+        piece = functools.partial(self._model.piece, special=parser.needs_special_tokens)
+        return TextStream(piece, request.sampling.stop, parser, sampler.logprobs)
 
     def _fit(self, request: ChatRequest) -> _Prompt:
         """The prompt, shortened by whole messages if the request allows it and the window demands it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Callable
 
 from localllm.chat.formats import OutputParser
-from localllm.types import Delta
+from localllm.types import Delta, TokenLogprob
 
 
 class StopMatcher:
@@ -48,12 +49,22 @@ def _overlap(text: str, stop: str) -> int:
 class TextStream:
     """One answer: bytes of tokens in, deltas out."""
 
-    def __init__(self, piece: Callable[[int], bytes], stops: tuple[str, ...], parser: OutputParser) -> None:
-        """`piece` gives the bytes of a token, which need not be whole characters."""
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        stops: tuple[str, ...],
+        parser: OutputParser,
+        logprobs: deque[TokenLogprob] | None = None,
+    ) -> None:
+        """`piece` gives the bytes of a token, which need not be whole characters.
+
+        `logprobs` must have an entry for each token before that is fed; None when they are not wanted.
+        """
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopMatcher(stops)
         self._parser = parser
+        self._logprobs = logprobs
         self._num_new_tokens = 0
         self.num_tokens = 0
 
@@ -73,15 +84,19 @@ class TextStream:
         """The last delta, once no more tokens come."""
         tail = "" if self.is_stopped else self._stops.feed(self._decoder.decode(b"", final=True))
         tail += self._stops.finish()
-        return self._delta([*(self._parser.feed(tail) if tail else ()), *self._parser.finish()])
+        pieces = [*(self._parser.feed(tail) if tail else ()), *self._parser.finish()]
+        is_owed = self._logprobs is not None and self._num_new_tokens > 0
+        return self._delta(pieces or ([Delta()] if is_owed else []))
 
     def _delta(self, pieces: list[Delta]) -> Delta | None:
         if not pieces:
             return None
         num_tokens, self._num_new_tokens = self._num_new_tokens, 0
+        logprobs = tuple(self._logprobs.popleft() for _ in range(num_tokens)) if self._logprobs is not None else ()
         return Delta(
             content="".join(p.content for p in pieces),
             thinking="".join(p.thinking for p in pieces),
             tool_calls=tuple(call for p in pieces for call in p.tool_calls),
             num_tokens=num_tokens,
+            logprobs=logprobs,
         )
