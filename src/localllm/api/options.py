@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,17 +18,25 @@ _log = logging.getLogger(__name__)
 
 _INTEGERS = frozenset(
     {"num_keep", "seed", "num_predict", "top_k", "repeat_last_n", "num_ctx", "num_batch", "num_gpu", "main_gpu"}
-    | {"num_thread", "draft_num_predict"}
+    | {"num_thread", "draft_num_predict", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
 )
 _FLOATS = frozenset(
     {"temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"}
+    | {"mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "xtc_probability", "xtc_threshold"}
+    | {"top_n_sigma"}
 )
+_BOOLEANS = frozenset({"use_mmap", "ignore_eos"})
+_TEXTS = frozenset({"stop", "dry_sequence_breakers"})
+# llama.cpp compares each breaker with every word of the vocabulary, before the first token.
+_MAX_BREAKERS = 16
+_MAX_BIASES = 1024
 _MIN_NUM_CTX = 4
 _MAX_INT = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 # Longer than anybody lives: taken as forever, because a date that far away cannot be written down.
 _FOREVER_SECONDS = 100 * 365 * 86400.0
 
+_KNOWN = _INTEGERS | _FLOATS | _BOOLEANS | _TEXTS | {"logit_bias"}
 _SAMPLING = frozenset(SamplingParams.__struct_fields__)
 _LOAD = frozenset(LoadWishes.__struct_fields__)
 
@@ -37,13 +46,14 @@ def parse_options(
 ) -> tuple[SamplingParams, LoadWishes]:
     """Typed options: those of a request before those of a Modelfile (`defaults`) before `fallbacks` before Ollama's.
 
-    Unknown names are ignored with a warning. Raises InvalidOption for a value of the wrong type.
+    Unknown names are ignored with a warning. Raises InvalidOption for a value of the wrong type, or one that the
+    samplers cannot work with.
     """
     known: dict[str, Any] = {}
     for name, value in {**(fallbacks or {}), **defaults, **options}.items():
         if value is None:
             continue
-        if name in _INTEGERS or name in _FLOATS or name in ("stop", "use_mmap"):
+        if name in _KNOWN:
             known[name] = _typed(name, value)
         else:
             _log.warning("unknown option %.40r is ignored", name)
@@ -55,7 +65,20 @@ def _sampling(known: Mapping[str, Any]) -> SamplingParams:
     for name in ("seed", "num_predict"):
         if values.get(name, 0) < 0:
             del values[name]
-    return SamplingParams(**values)
+    params = SamplingParams(**values)
+    _check(params)
+    return params
+
+
+def _check(params: SamplingParams) -> None:
+    if params.mirostat not in (0, 1, 2):
+        _refuse("mirostat", "0, 1 or 2")
+    if params.repeat_penalty <= 0:
+        _refuse("repeat_penalty", "more than 0 (1 is none)")
+    if params.dry_allowed_length < 0:
+        _refuse("dry_allowed_length", "at least 0")
+    if len(params.dry_sequence_breakers) > _MAX_BREAKERS:
+        _refuse("dry_sequence_breakers", f"of at most {_MAX_BREAKERS} strings")
 
 
 def _wishes(known: Mapping[str, Any]) -> LoadWishes:
@@ -73,14 +96,19 @@ def _wishes(known: Mapping[str, Any]) -> LoadWishes:
 
 
 def _typed(name: str, value: Any) -> Any:
-    if name == "stop":
-        return _stops(value)
-    if name == "use_mmap":
+    if name in _TEXTS:
+        return _texts(name, value)
+    if name == "logit_bias":
+        return _biases(value)
+    if name in _BOOLEANS:
         return value if isinstance(value, bool) else _refuse(name, "of type boolean")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in _FLOATS:
-        return float(value) if is_number else _refuse(name, "of type float32")
-    return _integer(name, value) if is_number else _refuse(name, "of type integer")
+    if not _is_number(value):
+        return _refuse(name, "of type float32" if name in _FLOATS else "of type integer")
+    return float(value) if name in _FLOATS else _integer(name, value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _integer(name: str, value: float) -> int:
@@ -88,12 +116,21 @@ def _integer(name: str, value: float) -> int:
     return int(value) if -limit <= value <= limit else _refuse(name, f"between {-limit} and {limit}")
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
-        _refuse("stop", "of type array")
-    if not all(isinstance(stop, str) for stop in value):
-        _refuse("stop", "of an array of strings")
-    return tuple(stop for stop in value if stop)
+        _refuse(name, "of type array")
+    if not all(isinstance(text, str) for text in value):
+        _refuse(name, "of an array of strings")
+    return tuple(text for text in value if text)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Token ids, which JSON can only write as strings, and what is added to their logits."""
+    if not isinstance(value, dict) or not all(str(token).isdecimal() and _is_number(value[token]) for token in value):
+        _refuse("logit_bias", "an object of numbers by token id")
+    if len(value) > _MAX_BIASES:
+        _refuse("logit_bias", f"for at most {_MAX_BIASES} tokens")
+    return {_integer("logit_bias", int(token)): float(bias) for token, bias in value.items()}
 
 
 def _refuse(name: str, expected: str) -> Any:

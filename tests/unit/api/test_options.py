@@ -61,6 +61,27 @@ def test_special_values(options: dict[str, Any], sampling: SamplingParams, wishe
     assert parse_options({}, options) == (sampling, wishes)
 
 
+def test_options_that_ollama_has_given_up_or_never_had() -> None:
+    options = {
+        "ignore_eos": True,
+        "logit_bias": {"5": -100, "17": 2.5},
+        "mirostat": 2,
+        "mirostat_tau": 4,
+        "mirostat_eta": 0.2,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.5,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": -1,
+        "dry_sequence_breakers": ["."],
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "top_n_sigma": 1,
+    }
+    sampling, _ = parse_options({}, options)
+    expected = {**options, "logit_bias": {5: -100.0, 17: 2.5}, "dry_sequence_breakers": (".",)}
+    assert {name: getattr(sampling, name) for name in options} == expected
+
+
 def test_a_request_goes_before_a_modelfile_before_fallbacks() -> None:
     fallbacks = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.3}
     sampling, _ = parse_options({"temperature": 0.1, "top_p": 0.2}, {"temperature": 0.7}, fallbacks)
@@ -69,8 +90,8 @@ def test_a_request_goes_before_a_modelfile_before_fallbacks() -> None:
 
 def test_unknown_options_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert parse_options({}, {"mirostat": 1}) == (SamplingParams(), LoadWishes())
-    assert "'mirostat'" in caplog.text
+        assert parse_options({}, {"tfs_z": 1}) == (SamplingParams(), LoadWishes())
+    assert "'tfs_z'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -83,6 +104,17 @@ def test_unknown_options_are_ignored_with_a_warning(caplog: pytest.LogCaptureFix
         ("use_mmap", 1, "of type boolean"),
         ("stop", "x", "of type array"),
         ("stop", ["x", 1], "of an array of strings"),
+        ("ignore_eos", "yes", "of type boolean"),
+        ("mirostat", 3, "0, 1 or 2"),
+        ("mirostat_tau", float("inf"), "of type float32"),
+        ("repeat_penalty", 0, "more than 0 (1 is none)"),
+        ("dry_allowed_length", -1, "at least 0"),
+        ("dry_sequence_breakers", [f"{i}" for i in range(17)], "of at most 16 strings"),
+        ("logit_bias", [[5, 1]], "an object of numbers by token id"),
+        ("logit_bias", {"five": 1}, "an object of numbers by token id"),
+        ("logit_bias", {"5": "much"}, "an object of numbers by token id"),
+        ("logit_bias", {"-5": 1}, "an object of numbers by token id"),
+        ("logit_bias", {str(i): 1 for i in range(1025)}, "for at most 1024 tokens"),
         ("num_ctx", 1e12, "between -2147483647 and 2147483647"),
     ],
 )
