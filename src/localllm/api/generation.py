@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,7 +19,7 @@ from localllm.api.wire import check_integers
 from localllm.daemon.supervisor import Granted, KeepAlive, Supervisor
 from localllm.errors import InvalidRequest, LocalLLMError, RequestCancelled
 from localllm.store.library import ModelStore, StoredModel
-from localllm.types import ChatRequest, Delta, Finished, LoadWishes, Message, ThinkLevel, ToolCall
+from localllm.types import ChatRequest, Delta, Finished, LoadWishes, Message, ThinkLevel, TokenLogprob, ToolCall
 
 Think = bool | ThinkLevel | None
 _serial = itertools.count(1)
@@ -80,11 +81,55 @@ async def events(supervisor: Supervisor, job: Job) -> AsyncGenerator[Delta | End
                 yield Ended(event, granted_ns - job.started_ns, now - job.started_ns)
 
 
+async def choices(supervisor: Supervisor, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta | Ended], None]:
+    """The events of several jobs as they come, each with the index of its job. The end of one is that of all.
+
+    Jobs of one prompt have it computed once: the engine lets the later ones wait for it.
+    """
+    queue: asyncio.Queue[tuple[int, Delta | Ended | Exception]] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pass_on(supervisor, job, index, queue)) for index, job in enumerate(jobs)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            num_open -= isinstance(event, Ended)
+            yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pass_on(
+    supervisor: Supervisor, job: Job, index: int, queue: asyncio.Queue[tuple[int, Delta | Ended | Exception]]
+) -> None:
+    try:
+        async with aclosing(events(supervisor, job)) as stream:
+            async for event in stream:
+                queue.put_nowait((index, event))
+    except Exception as error:
+        queue.put_nowait((index, error))
+
+
+async def answers(supervisor: Supervisor, jobs: Sequence[Job]) -> list[Answer]:
+    """The whole answers of several jobs. Raises what `events` raises for the first that fails."""
+    tasks = [asyncio.create_task(answer(supervisor, job)) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def answer(supervisor: Supervisor, job: Job) -> Answer:
     """The whole answer at once. Raises what `events` raises."""
     content: list[str] = []
     thinking: list[str] = []
     tool_calls: list[ToolCall] = []
+    logprobs: list[TokenLogprob] = []
     ended: Ended | None = None
     async with aclosing(events(supervisor, job)) as stream:
         async for event in stream:
@@ -94,9 +139,11 @@ async def answer(supervisor: Supervisor, job: Job) -> Answer:
                 content.append(event.content)
                 thinking.append(event.thinking)
                 tool_calls += event.tool_calls
+                logprobs += event.logprobs
     if ended is None:
         raise LocalLLMError("the answer ended without an end", hint="The daemon's log has more.")
-    return Answer(Delta("".join(content), "".join(thinking), tuple(tool_calls)), ended)
+    delta = Delta("".join(content), "".join(thinking), tuple(tool_calls), logprobs=tuple(logprobs))
+    return Answer(delta, ended)
 
 
 async def inspect(supervisor: Supervisor, job: Job) -> Finished:

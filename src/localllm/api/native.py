@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.api import generation, shape
+from localllm.api import generation, logprobs, shape
 from localllm.api.errors import native_line
 from localllm.api.generation import Ended, Job, Services, Think
 from localllm.api.options import parse_keep_alive, parse_options
@@ -71,6 +71,7 @@ class NativeRoutes:
             truncate=body.truncate,
             client=generation.client_of(request),
             grammar=grammar,
+            num_top_logprobs=body.top_logprobs if body.logprobs else None,
         )
         job = Job(body.model, model, chat, wishes, keep_alive, started_ns)
         return await self._answer(request, job, body, _chat_text)
@@ -103,6 +104,7 @@ class NativeRoutes:
             return_tokens=not body.raw,
             client=generation.client_of(request),
             grammar=grammar,
+            num_top_logprobs=body.top_logprobs if body.logprobs else None,
         )
         job = Job(body.model, model, text, wishes, keep_alive, started_ns)
         return await self._answer(request, job, body, _generate_text)
@@ -138,7 +140,8 @@ class NativeRoutes:
             return StreamingReply(self._lines(job, text), NDJSON, native_line)
         async with WhileConnected(request.receive):
             answer = await generation.answer(self._supervisor, job)
-        return json_response(_reply(job.name, text(answer.delta, 0), **_metrics(answer.ended)))
+        entries = logprobs.native(answer.delta.logprobs)
+        return json_response(_reply(job.name, text(answer.delta, 0), logprobs=entries, **_metrics(answer.ended)))
 
     async def _lines(self, job: Job, text: TextFields) -> AsyncGenerator[bytes, None]:
         num_tool_calls = 0
@@ -147,7 +150,8 @@ class NativeRoutes:
                 if isinstance(event, Ended):
                     yield json_line(_reply(job.name, text(Delta(), 0), **_metrics(event)))
                 else:
-                    yield json_line(_reply(job.name, text(event, num_tool_calls)))
+                    entries = logprobs.native(event.logprobs)
+                    yield json_line(_reply(job.name, text(event, num_tool_calls), logprobs=entries))
                     num_tool_calls += len(event.tool_calls)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.api import generation
+from localllm.api import generation, logprobs
 from localllm.api.errors import openai_event
-from localllm.api.generation import Ended, Job, Services
-from localllm.api.openai_request import check_choices, options_of, think_of, to_messages
+from localllm.api.generation import Answer, Ended, Job, Services
+from localllm.api.logprobs import parse_count
+from localllm.api.openai_request import check_choices, options_of, think_of, to_messages, variants
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_bytes, json_response, read_body
@@ -50,18 +51,20 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response | StreamingReply:
         started_ns = time.perf_counter_ns()
         body = decode(await read_body(request), ChatCompletionBody)
-        job = await self._job(request, body, started_ns)
-        completion = _NewCompletion(job.name)
+        jobs = await self._jobs(request, body, started_ns)
+        completion = _NewCompletion(body.model)
         if body.stream:
-            chunks = self._chunks(job, completion, include_usage=body.stream_options.include_usage)
+            chunks = self._chunks(jobs, completion, include_usage=body.stream_options.include_usage)
             return StreamingReply(chunks, SSE, openai_event)
         async with WhileConnected(request.receive):
-            answer = await generation.answer(self._supervisor, job)
-        return json_response(completion.whole(answer.delta, answer.ended))
+            answers = await generation.answers(self._supervisor, jobs)
+        return json_response(completion.whole(answers))
 
-    async def _job(self, request: Request, body: ChatCompletionBody, started_ns: int) -> Job:
+    async def _jobs(self, request: Request, body: ChatCompletionBody, started_ns: int) -> list[Job]:
+        """One for each answer that is wanted."""
         keep_alive, think = parse_keep_alive(body.keep_alive), think_of(body)
         check_choices(body)
+        num_top_logprobs = parse_count(body.logprobs, body.top_logprobs)
         if not body.model:
             raise InvalidRequest("model is required", field="model")
         if not body.messages:
@@ -76,19 +79,24 @@ class OpenAIRoutes:
             tools=() if body.tool_choice == "none" else generation.parse_tools(model, body.tools),
             think=generation.choose_think(model, body.model, think),
             sampling=sampling,
+            num_top_logprobs=num_top_logprobs,
             client=generation.client_of(request),
         )
-        return Job(body.model, model, chat, wishes, keep_alive, started_ns)
+        return [Job(body.model, model, chat, wishes, keep_alive, started_ns) for chat in variants(chat, body.n)]
 
-    async def _chunks(self, job: Job, new: _NewCompletion, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        async with aclosing(generation.events(self._supervisor, job)) as stream:
-            async for event in stream:
+    async def _chunks(
+        self, jobs: list[Job], completion: _NewCompletion, *, include_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        new = [_NewChoice(index) for index in range(len(jobs))]
+        ended: list[Ended] = []
+        async with aclosing(generation.choices(self._supervisor, jobs)) as stream:
+            async for index, event in stream:
                 if isinstance(event, Ended):
-                    for chunk in new.last_chunks(event, include_usage=include_usage):
-                        yield _event(chunk)
-                else:
-                    for chunk in new.chunks(event):
-                        yield _event(chunk)
+                    ended.append(event)
+                for choice in new[index].last(event) if isinstance(event, Ended) else new[index].chunks(event):
+                    yield _event(completion.chunk(choice))
+        if include_usage:
+            yield _event(completion.usage(ended))
         yield b"data: [DONE]\n\n"
 
     async def models(self, request: Request) -> Response:
@@ -111,58 +119,22 @@ def _event(chunk: Completion) -> bytes:
 
 
 class _NewCompletion:
-    """Makes one answer: whole, or as chunks that belong together by their id."""
+    """Makes one reply: whole, or as chunks that belong together by their id."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._role: str | Any = "assistant"
-        self._num_tool_calls = 0
 
-    def whole(self, delta: Delta, ended: Ended) -> Completion:
-        message = ReplyMessage(
-            role="assistant",
-            content=delta.content,
-            reasoning=delta.thinking or UNSET,
-            tool_calls=self._tool_calls(delta.tool_calls) or UNSET,
-        )
-        choice = Choice(index=0, message=message, finish_reason=self._finish_reason(ended))
-        return self._make("chat.completion", [choice], _usage(ended))
+    def whole(self, answers: Sequence[Answer]) -> Completion:
+        choices = [_NewChoice(index).whole(answer) for index, answer in enumerate(answers)]
+        return self._make("chat.completion", choices, _usage([answer.ended for answer in answers]))
 
-    def chunks(self, delta: Delta) -> Iterator[Completion]:
-        """Thinking, text and tool calls never share a chunk."""
-        if delta.thinking:
-            yield self._delta(reasoning=delta.thinking)
-        if delta.content:
-            yield self._delta(content=delta.content)
-        if delta.tool_calls:
-            yield self._delta(content="", tool_calls=self._tool_calls(delta.tool_calls))
+    def chunk(self, choice: Choice) -> Completion:
+        return self._make("chat.completion.chunk", [choice])
 
-    def last_chunks(self, ended: Ended, *, include_usage: bool) -> Iterator[Completion]:
-        if self._role:
-            yield self._delta(content="")
-        choice = Choice(index=0, delta=ReplyMessage(), finish_reason=self._finish_reason(ended))
-        yield self._make("chat.completion.chunk", [choice])
-        if include_usage:
-            yield self._make("chat.completion.chunk", [], _usage(ended))
-
-    def _delta(self, **fields: Any) -> Completion:
-        """The first one says whose message it is."""
-        delta = ReplyMessage(role=self._role, **fields) if self._role else ReplyMessage(**fields)
-        self._role = ""
-        return self._make("chat.completion.chunk", [Choice(index=0, delta=delta, finish_reason=None)])
-
-    def _tool_calls(self, calls: tuple[ToolCall, ...]) -> list[ReplyToolCall]:
-        first = self._num_tool_calls
-        self._num_tool_calls += len(calls)
-        return [
-            ReplyToolCall(index=index, id=c.id, function=ReplyFunction(c.name, json_bytes(c.arguments).decode()))
-            for index, c in enumerate(calls, first)
-        ]
-
-    def _finish_reason(self, ended: Ended) -> str:
-        return "tool_calls" if self._num_tool_calls else ended.finished.finish_reason
+    def usage(self, ended: Sequence[Ended]) -> Completion:
+        return self._make("chat.completion.chunk", [], _usage(ended))
 
     def _make(self, object: str, choices: list[Choice], usage: Any = UNSET) -> Completion:
         return Completion(
@@ -176,11 +148,73 @@ class _NewCompletion:
         )
 
 
-def _usage(ended: Ended) -> Usage:
-    usage = ended.finished.usage
+class _NewChoice:
+    """Makes one answer: whole, or as what is new of it."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._role: str | Any = "assistant"
+        self._num_tool_calls = 0
+
+    def whole(self, answer: Answer) -> Choice:
+        delta = answer.delta
+        message = ReplyMessage(
+            role="assistant",
+            content=delta.content,
+            reasoning=delta.thinking or UNSET,
+            tool_calls=self._tool_calls(delta.tool_calls) or UNSET,
+        )
+        return Choice(
+            index=self._index,
+            message=message,
+            logprobs=logprobs.chat(delta.logprobs) if delta.logprobs else UNSET,
+            finish_reason=self._finish_reason(answer.ended),
+        )
+
+    def chunks(self, delta: Delta) -> Iterator[Choice]:
+        """Thinking, text and tool calls never share a chunk. The log-probabilities of all come with the first."""
+        parts: list[dict[str, Any]] = []
+        if delta.thinking:
+            parts.append({"reasoning": delta.thinking})
+        if delta.content or (delta.logprobs and not delta.thinking and not delta.tool_calls):
+            parts.append({"content": delta.content})
+        if delta.tool_calls:
+            parts.append({"content": "", "tool_calls": self._tool_calls(delta.tool_calls)})
+        shown = logprobs.chat(delta.logprobs) if delta.logprobs else UNSET
+        for part in parts:
+            yield self._delta(shown, **part)
+            shown = UNSET
+
+    def last(self, ended: Ended) -> Iterator[Choice]:
+        if self._role:
+            yield self._delta(UNSET, content="")
+        yield Choice(index=self._index, delta=ReplyMessage(), finish_reason=self._finish_reason(ended))
+
+    def _delta(self, shown: logprobs.ChatLogprobs | UnsetType, **fields: Any) -> Choice:
+        """The first one says whose message it is."""
+        delta = ReplyMessage(role=self._role, **fields) if self._role else ReplyMessage(**fields)
+        self._role = ""
+        return Choice(index=self._index, delta=delta, logprobs=shown, finish_reason=None)
+
+    def _tool_calls(self, calls: tuple[ToolCall, ...]) -> list[ReplyToolCall]:
+        first = self._num_tool_calls
+        self._num_tool_calls += len(calls)
+        return [
+            ReplyToolCall(index=index, id=c.id, function=ReplyFunction(c.name, json_bytes(c.arguments).decode()))
+            for index, c in enumerate(calls, first)
+        ]
+
+    def _finish_reason(self, ended: Ended) -> str:
+        return "tool_calls" if self._num_tool_calls else ended.finished.finish_reason
+
+
+def _usage(ended: Sequence[Ended]) -> Usage:
+    """Answers to one prompt: it counts once, and as cached what of it was so for the first that computed it."""
+    usages = [one.finished.usage for one in ended]
+    num_prompt_tokens, num_output_tokens = usages[0].num_prompt_tokens, sum(u.num_output_tokens for u in usages)
     return Usage(
-        prompt_tokens=usage.num_prompt_tokens,
-        completion_tokens=usage.num_output_tokens,
-        total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
-        prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_output_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(min(u.num_cached_tokens for u in usages)),
     )

@@ -13,8 +13,10 @@ from localllm.api.wire import check_integers, invalid, unsupported
 from localllm.api.wire_native import parse_role
 from localllm.api.wire_openai import ChatCompletionBody, MessageBody, ToolCallBody
 from localllm.errors import InvalidRequest
-from localllm.types import Message, ToolCall
+from localllm.types import ChatRequest, Message, ToolCall
 
+MAX_CHOICES = 128
+MAX_BIAS = 100
 _EFFORTS: dict[str, Think] = {
     "none": False,
     "minimal": "low",
@@ -35,6 +37,21 @@ def check_choices(body: ChatCompletionBody) -> None:
         raise unsupported("tool_choice", "other than auto and none is not supported yet")
 
 
+def variants(request: ChatRequest, n: int) -> tuple[ChatRequest, ...]:
+    """The requests for `n` answers to one prompt; with a seed, each has one of its own. Raises InvalidRequest."""
+    if not 1 <= n <= MAX_CHOICES:
+        raise invalid("n", f"must be between 1 and {MAX_CHOICES}")
+    seed = request.sampling.seed
+    return tuple(
+        msgspec.structs.replace(
+            request,
+            id=request.id if index == 0 else f"{request.id}.{index}",
+            sampling=msgspec.structs.replace(request.sampling, seed=None if seed is None else seed + index),
+        )
+        for index in range(n)
+    )
+
+
 def think_of(body: ChatCompletionBody) -> Think:
     """Raises InvalidRequest for an unknown effort."""
     effort = body.reasoning_effort if body.reasoning_effort is not UNSET else body.reasoning.effort
@@ -51,6 +68,10 @@ def options_of(body: ChatCompletionBody) -> dict[str, Any]:
     for field in ("seed", "temperature", "top_p", "frequency_penalty", "presence_penalty", "num_ctx"):
         if (value := getattr(body, field)) is not UNSET:
             options[field] = value
+    if body.logit_bias:
+        if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in body.logit_bias.values()):
+            raise invalid("logit_bias", f"must have values between -{MAX_BIAS} and {MAX_BIAS}")
+        options["logit_bias"] = body.logit_bias
     if body.stop is not UNSET:
         options["stop"] = [body.stop] if isinstance(body.stop, str) else list(body.stop)
     for field in ("max_tokens", "max_completion_tokens"):

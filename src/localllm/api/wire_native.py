@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from localllm.api.logprobs import NativeEntry
 from localllm.api.shape import ANY_OBJECT, of_schema
 from localllm.api.wire import Body, check_integers, invalid
 from localllm.errors import InvalidRequest, Unsupported
@@ -24,10 +25,7 @@ class InferenceBody(Body, kw_only=True):
     """What generate and chat have in common."""
 
     # `shift` would move the window over a full context; an answer that fills it ends with "length" instead.
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "logprobs": (False,),
-        "shift": (False,),
-    }
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"shift": (False,)}
 
     model: str = ""
     stream: bool = True
@@ -36,6 +34,7 @@ class InferenceBody(Body, kw_only=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     think: Any = UNSET
     truncate: bool = True
+    logprobs: bool = False
     top_logprobs: int = 0
     grammar: str = ""
     regex: str = ""
@@ -195,6 +194,7 @@ class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     thinking: str = ""
     done: bool
     done_reason: str = ""
+    logprobs: list[NativeEntry] = []
     context: tuple[int, ...] = ()
     total_duration: int = 0
     load_duration: int = 0

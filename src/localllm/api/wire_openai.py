@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from localllm.api.logprobs import ChatLogprobs
 from localllm.api.wire import Body
 
 # ---- requests ----
@@ -47,10 +48,6 @@ class ChatCompletionBody(Body, kw_only=True):
     """`num_ctx`, `options`, `keep_alive` and `think` are not OpenAI's: they mean what they mean on /api/chat."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "n": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "logit_bias": ({},),
         "parallel_tool_calls": (True,),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -71,6 +68,10 @@ class ChatCompletionBody(Body, kw_only=True):
     top_p: float | UnsetType = UNSET
     frequency_penalty: float | UnsetType = UNSET
     presence_penalty: float | UnsetType = UNSET
+    logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    n: int = 1
     response_format: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: tuple[Any, ...] = ()
     tool_choice: Any = "auto"
@@ -110,6 +111,7 @@ class Choice(msgspec.Struct, omit_defaults=True, kw_only=True):
     index: int
     message: ReplyMessage | UnsetType = UNSET
     delta: ReplyMessage | UnsetType = UNSET
+    logprobs: ChatLogprobs | UnsetType = UNSET
     finish_reason: str | None
 
 

@@ -191,7 +191,6 @@ async def test_a_changed_model_is_noticed(daemon: Daemon) -> None:
             'think must be a boolean or string ("high", "medium", "low", "max", true, or false)',
         ),
         ({"model": "tiny", "messages": HELLO, "top_logprobs": 21}, 400, "top_logprobs must be between 0 and 20"),
-        ({"model": "tiny", "messages": HELLO, "logprobs": True}, 400, '"logprobs" is not supported yet'),
         (
             {"model": "tiny", "messages": HELLO, "format": "json", "regex": "a"},
             400,

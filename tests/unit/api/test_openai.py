@@ -216,9 +216,12 @@ async def test_no_tools_are_offered_when_none_may_be_chosen(daemon: Daemon) -> N
 @pytest.mark.parametrize(
     ("more", "param", "message"),
     [
-        ({"n": 2}, "n", '"n" is not supported yet'),
-        ({"logprobs": True}, "logprobs", '"logprobs" is not supported yet'),
-        ({"logit_bias": {"5": 1}}, "logit_bias", '"logit_bias" is not supported yet'),
+        ({"n": 0}, "n", '"n": must be between 1 and 128'),
+        ({"n": 129}, "n", '"n": must be between 1 and 128'),
+        ({"top_logprobs": 2}, "top_logprobs", '"top_logprobs": needs logprobs to be true'),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", '"top_logprobs": must be between 0 and 20'),
+        ({"logit_bias": {"5": 101}}, "logit_bias", '"logit_bias": must have values between -100 and 100'),
+        ({"logit_bias": {"x": 1}}, "logit_bias", 'option "logit_bias" must be an object of numbers by token id'),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", '"parallel_tool_calls" is not supported yet'),
         (
             {"response_format": {"type": "json_object"}},
