@@ -38,8 +38,10 @@ class Bench:
     def random(self, seed: int, *, sharpness: float = 3.0) -> Row:
         return (np.random.default_rng(seed).standard_normal(self.model.num_vocab) * sharpness).astype(np.float32)
 
-    def sampler(self, params: SamplingParams, prompt: tuple[int, ...] = (), **more: int) -> Sampler:
-        return Sampler(self.model, params, prompt, NUM_CTX, **more)
+    def sampler(
+        self, params: SamplingParams, prompt: tuple[int, ...] = (), num_top_logprobs: int | None = None
+    ) -> Sampler:
+        return Sampler(self.model, params, prompt, NUM_CTX, num_top_logprobs=num_top_logprobs)
 
     def draw(self, params: SamplingParams, logits: Row, count: int = 1, prompt: tuple[int, ...] = ()) -> list[int]:
         sampler = self.sampler(params, prompt)

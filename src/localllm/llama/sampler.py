@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from localllm.errors import InvalidRequest
 from localllm.llama.candidates import Candidates, Logits, largest
+from localllm.llama.constraint import Constraint
 from localllm.llama.context import Context
 from localllm.llama.model import Model
 from localllm.types import SamplingParams, TokenLogprob
@@ -42,6 +43,7 @@ class Sampler:
         num_ctx: int,
         *,
         num_top_logprobs: int | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         """`prompt` feeds the repetition penalties, which look back over prompt and answer alike.
 
@@ -51,6 +53,7 @@ class Sampler:
         self.logprobs: collections.deque[TokenLogprob] | None = (
             None if num_top_logprobs is None else collections.deque()
         )
+        self._constraint = constraint
         self._num_top_logprobs = num_top_logprobs or 0
         self._model = model
         self._params = params
@@ -80,13 +83,16 @@ class Sampler:
         """Choose and accept a token from the logits of batch row `row`."""
         logits = context.logits(row)
         logprobs = _log_softmax(logits) if self.logprobs is not None else None
-        # Whatever forbids tokens outright belongs here: it may write to `logits`, which are the context's own.
+        if self._constraint is not None:
+            self._constraint.mask(logits)
         token = self._choose(logits)
         if token is None:
             token = int(lib.llama_sampler_sample(self._chain, context.handle, row))
             self._recent.append(token)
         else:
             self._accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(self._describe(logprobs, token))
         return token

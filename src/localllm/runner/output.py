@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.errors import ErrorInfo
+from localllm.llama.constraint import Constraint
 from localllm.protocol.messages import Done, Failed, Output, Outputs, Prefill, Text
 from localllm.runner.engine import StepReport
 from localllm.runner.sequence import Sequence
@@ -28,6 +29,7 @@ class LiveRequest:
     text: TextStream
     return_tokens: bool = False
     num_dropped_messages: int = 0
+    constraint: Constraint | None = None
 
 
 class OutputThread:
@@ -87,6 +89,9 @@ class OutputThread:
         delta = request.text.finish()
         if delta is not None and reason != "cancelled":
             items.append(Text(id, delta))
+        if request.constraint is not None and (error := request.constraint.error) is not None:
+            items.append(Failed(id, error.info()))
+            return
         items.append(Done(id, _finished(request, reason, num_output_tokens)))
 
     def _fail(self, id: str, error: ErrorInfo, items: list[Output]) -> None:

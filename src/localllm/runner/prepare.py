@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
-from localllm.chat.formats import parser_for
+from localllm.chat.formats import forced_parser, parser_for
 from localllm.chat.history import drop_oldest, render
 from localllm.chat.template import ChatTemplate
 from localllm.errors import ContextExceeded, InvalidRequest, Unsupported
 from localllm.llama.model import Model
 from localllm.llama.sampler import Sampler
+from localllm.runner.constrain import Constrainer
 from localllm.runner.engine import Arrival
 from localllm.runner.output import LiveRequest
 from localllm.runner.sequence import Sequence
@@ -37,6 +38,7 @@ class Preparer:
         self._speculates = speculates
         self._num_ctx = num_ctx
         self._template = ChatTemplate(template_source, bos_token=model.bos_text, eos_token=model.eos_text)
+        self._constrainer = Constrainer(model, self._template.source)
 
     def inspect(self, request: ChatRequest) -> Finished:
         """What `prepare` would have the engine compute, however long it is. Raises as `prepare`."""
@@ -47,7 +49,9 @@ class Preparer:
 
     def prepare(self, request: ChatRequest) -> tuple[LiveRequest, Arrival]:
         """Raises ContextExceeded with both numbers, TemplateError, or InvalidRequest."""
+        compiled = self._constrainer.check(request)
         prompt = self._fit(request)
+        constraint = self._constrainer.constrain(request, compiled, prompt.text)
         sequence = Sequence(
             id=request.id,
             tokens=prompt.tokens,
@@ -60,10 +64,12 @@ class Preparer:
             drafter=Drafter(prompt.tokens) if self._speculates and request.speculate else None,
         )
         sampler = Sampler(
-            *(self._model, request.sampling, prompt.tokens, self._num_ctx), num_top_logprobs=request.num_top_logprobs
+            *(self._model, request.sampling, prompt.tokens, self._num_ctx),
+            num_top_logprobs=request.num_top_logprobs,
+            constraint=constraint,
         )
         text = self._text_stream(request, prompt.text, sampler)
-        live = LiveRequest(sequence, text, request.return_tokens, prompt.num_dropped_messages)
+        live = LiveRequest(sequence, text, request.return_tokens, prompt.num_dropped_messages, constraint)
         return live, Arrival(sequence, sampler)
 
     def _max_tokens(self, request: ChatRequest, num_prompt_tokens: int) -> int:
@@ -74,11 +80,12 @@ class Preparer:
 
     def _text_stream(self, request: ChatRequest, prompt: str, sampler: Sampler) -> TextStream:
         is_chat = request.messages is not None
-        parser = parser_for(
-            self._template.source if is_chat else "", tools=request.tools, think=request.think, prompt=prompt
-        )
+        make = forced_parser if request.forced_tools else parser_for
+        source = self._template.source if is_chat else ""
+        parser = make(source, tools=request.tools, think=request.think, prompt=prompt)
         piece = functools.partial(self._model.piece, special=parser.needs_special_tokens)
-        return TextStream(piece, request.sampling.stop, parser, sampler.logprobs)
+        stops, logprobs = request.sampling.stop, sampler.logprobs
+        return TextStream(piece, stops, parser, logprobs, max_tool_calls=request.max_tool_calls)
 
     def _fit(self, request: ChatRequest) -> _Prompt:
         """The prompt, shortened by whole messages if the request allows it and the window demands it."""

@@ -55,11 +55,16 @@ class TextStream:
         stops: tuple[str, ...],
         parser: OutputParser,
         logprobs: deque[TokenLogprob] | None = None,
+        *,
+        max_tool_calls: int = 0,
     ) -> None:
         """`piece` gives the bytes of a token, which need not be whole characters.
 
-        `logprobs` must have an entry for each token before that is fed; None when they are not wanted.
+        `logprobs` must have an entry for each token before that is fed; None when they are not wanted. The answer ends
+        after `max_tool_calls`, if not 0.
         """
+        self._max_tool_calls = max_tool_calls
+        self._num_tool_calls = 0
         self._piece = piece
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopMatcher(stops)
@@ -70,8 +75,12 @@ class TextStream:
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string was found: nothing more may be fed."""
-        return self._stops.is_stopped
+        """A stop string was found, or the last tool call that is wanted: nothing more may be fed."""
+        return self._stops.is_stopped or self._has_enough_calls
+
+    @property
+    def _has_enough_calls(self) -> bool:
+        return 0 < self._max_tool_calls <= self._num_tool_calls
 
     def feed(self, token: int) -> Delta | None:
         """The delta that `token` completes, or None when nothing can be shown yet."""
@@ -82,6 +91,8 @@ class TextStream:
 
     def finish(self) -> Delta | None:
         """The last delta, once no more tokens come."""
+        if self._has_enough_calls:
+            return None
         tail = "" if self.is_stopped else self._stops.feed(self._decoder.decode(b"", final=True))
         tail += self._stops.finish()
         pieces = [*(self._parser.feed(tail) if tail else ()), *self._parser.finish()]
@@ -93,10 +104,14 @@ class TextStream:
             return None
         num_tokens, self._num_new_tokens = self._num_new_tokens, 0
         logprobs = tuple(self._logprobs.popleft() for _ in range(num_tokens)) if self._logprobs is not None else ()
+        calls = tuple(call for p in pieces for call in p.tool_calls)
+        if self._max_tool_calls:
+            calls = calls[: self._max_tool_calls - self._num_tool_calls]
+        self._num_tool_calls += len(calls)
         return Delta(
             content="".join(p.content for p in pieces),
             thinking="".join(p.thinking for p in pieces),
-            tool_calls=tuple(call for p in pieces for call in p.tool_calls),
+            tool_calls=calls,
             num_tokens=num_tokens,
             logprobs=logprobs,
         )

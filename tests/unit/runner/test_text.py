@@ -8,6 +8,7 @@ import pytest
 
 from localllm.chat.formats import parser_for
 from localllm.runner.text import StopMatcher, TextStream
+from localllm.types import Delta, ToolCall
 
 
 def stream(stops: tuple[str, ...] = ()) -> TextStream:
@@ -75,3 +76,19 @@ def test_stop_matcher_gives_the_same_text_however_the_stream_is_cut() -> None:
 def test_nothing_is_held_back_that_cannot_become_a_stop_string() -> None:
     matcher = StopMatcher(("###",))
     assert [matcher.feed(part) for part in ("hello", " #", "x#", "#y")] == ["hello", " ", "#x", "##y"]
+
+
+def test_an_answer_ends_with_the_last_tool_call_that_is_wanted() -> None:
+    class Calls:
+        needs_special_tokens = False
+
+        def feed(self, text: str) -> list[Delta]:
+            return [Delta(tool_calls=tuple(ToolCall(str(i), "f", {}) for i in range(2))), Delta("more")]
+
+        def finish(self) -> list[Delta]:
+            return [Delta("rest")]
+
+    stream = TextStream(lambda _token: b"x", (), Calls(), max_tool_calls=1)
+    delta = stream.feed(1)
+    assert delta is not None and [call.id for call in delta.tool_calls] == ["0"]
+    assert stream.is_stopped and stream.finish() is None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from localllm.chat.formats.calls import Schemas, parse_json
 from localllm.chat.formats.families import call_rule, is_harmony, syntax_of, thinking_tags
+from localllm.chat.formats.forced import ForcedCallParser
 from localllm.chat.formats.harmony import HarmonyParser
 from localllm.chat.formats.markup import write_pythonic
 from localllm.chat.formats.tags import TagParser
@@ -64,6 +65,13 @@ def parser_for(
         return PlainParser()
     starts_thinking = syntax.thinking is not None and prompt.rstrip().endswith(syntax.thinking.opener)
     return TagParser(syntax, schemas, starts_thinking=starts_thinking)
+
+
+def forced_parser(
+    template: str, *, tools: Sequence[Mapping[str, Any]], think: bool | ThinkLevel | None, prompt: str
+) -> OutputParser:
+    """For an answer that can be nothing but a call of one of `tools`."""
+    return ForcedCallParser(parser_for(template, think=think, prompt=prompt), schemas_of(tools))
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
