@@ -201,7 +201,8 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     """The one good ending of a request. `tokens` is prompt plus answer when `return_tokens` was asked for.
 
-    `prompt` is the text of the prompt, for a request that was to be inspected.
+    `prompt` is the text of the prompt, for a request that was to be inspected. `stopped_by` is the stop string that was
+    found, if one was.
     """
 
     finish_reason: FinishReason
@@ -209,6 +210,7 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     timings: Timings = Timings()
     tokens: tuple[int, ...] = ()
     prompt: str = ""
+    stopped_by: str = ""
 
 
 class RunnerInfo(msgspec.Struct, frozen=True, omit_defaults=True):

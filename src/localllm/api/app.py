@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 import localllm
 from localllm.api import stubs
+from localllm.api.anthropic import AnthropicRoutes
 from localllm.api.blobs import BlobRoutes
 from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
@@ -39,7 +40,7 @@ def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Sta
 
 def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
-    blobs = BlobRoutes(services)
+    blobs, anthropic = BlobRoutes(services), AnthropicRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),
@@ -62,6 +63,8 @@ def _routes(services: Services) -> list[Route]:
         Route("/api/experimental/web_fetch", stubs.web, methods=["POST"]),
         Route("/api/experimental/model-recommendations", stubs.recommendations),
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
+        Route("/v1/messages", anthropic.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{id:path}", openai.model),
     ]

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from localllm import log
 from localllm.api.wire import json_bytes, json_line, json_response
 from localllm.errors import InvalidOption, LocalLLMError, Overloaded
 
@@ -36,6 +37,39 @@ class OpenAIErrorBody(msgspec.Struct, omit_defaults=True):
 
 class OpenAIError(msgspec.Struct):
     error: OpenAIErrorBody
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, tag="error"):
+    error: AnthropicErrorBody
+    request_id: str
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error(error: LocalLLMError) -> AnthropicError:
+    """The hint has no place of its own in Anthropic's shape."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if 400 <= error.status < 500 else "api_error")
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    return AnthropicError(AnthropicErrorBody(kind, message), log.request_id.get())
+
+
+def anthropic_event(error: LocalLLMError) -> bytes:
+    """The last event of a stream that could not be finished."""
+    return b"event: error\ndata: " + json_bytes(anthropic_error(error)) + b"\n\n"
 
 
 def native_error(error: LocalLLMError) -> NativeError:
@@ -75,15 +109,20 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def error_response(path: str, error: LocalLLMError) -> Response:
-    is_openai = path.startswith("/v1/")
-    body = openai_error(error) if is_openai else native_error(error)
+    is_native = not path.startswith("/v1/")
     status = error.status
-    if isinstance(error, InvalidOption) and not is_openai:
+    if isinstance(error, InvalidOption) and is_native:
         # Ollama's answer to an option of the wrong type, which its clients' tests expect.
         status = 500
     if status >= 500 and not isinstance(error, Overloaded):
         _log.warning("%s: %s (%s)", path, error.message, error.code)
-    return json_response(body, status, _headers(error))
+    return json_response(_shaped(path, error), status, _headers(error))
+
+
+def _shaped(path: str, error: LocalLLMError) -> NativeError | OpenAIError | AnthropicError:
+    if path.startswith("/v1/messages"):
+        return anthropic_error(error)
+    return openai_error(error) if path.startswith("/v1/") else native_error(error)
 
 
 def _headers(error: LocalLLMError) -> dict[str, str]:

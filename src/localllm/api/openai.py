@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -14,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.api import generation, logprobs
+from localllm.api.asking import Ask, job_of
 from localllm.api.errors import openai_event
 from localllm.api.generation import Answer, Ended, Job, Services
 from localllm.api.logprobs import parse_count
-from localllm.api.openai_request import check_choices, options_of, think_of, to_messages, variants
-from localllm.api.options import parse_keep_alive, parse_options
+from localllm.api.openai_request import grammar_of, options_of, think_of, to_messages, tool_choice, variants
+from localllm.api.options import parse_keep_alive
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_bytes, json_response, read_body
 from localllm.api.wire_openai import (
@@ -35,7 +37,7 @@ from localllm.api.wire_openai import (
 )
 from localllm.errors import InvalidRequest
 from localllm.store.library import StoredModel
-from localllm.types import ChatRequest, Delta, ToolCall
+from localllm.types import Delta, ToolCall
 
 FINGERPRINT = "fp_localllm"
 # OpenAI's defaults, where neither the request nor the Modelfile says anything else.
@@ -62,27 +64,25 @@ class OpenAIRoutes:
 
     async def _jobs(self, request: Request, body: ChatCompletionBody, started_ns: int) -> list[Job]:
         """One for each answer that is wanted."""
-        keep_alive, think = parse_keep_alive(body.keep_alive), think_of(body)
-        check_choices(body)
-        num_top_logprobs = parse_count(body.logprobs, body.top_logprobs)
         if not body.model:
             raise InvalidRequest("model is required", field="model")
         if not body.messages:
             raise InvalidRequest("[] is too short - 'messages'", field="messages")
-        messages = to_messages(body.messages)
-        model = await self._models.find(body.model)
-        generation.check_capability(model, body.model, "chat")
-        sampling, wishes = parse_options(model.parameters, options_of(body), FALLBACKS)
-        chat = ChatRequest(
-            id=generation.new_id(),
-            messages=(*generation.preamble(model, messages), *messages),
-            tools=() if body.tool_choice == "none" else generation.parse_tools(model, body.tools),
-            think=generation.choose_think(model, body.model, think),
-            sampling=sampling,
-            num_top_logprobs=num_top_logprobs,
-            client=generation.client_of(request),
+        ask = Ask(
+            name=body.model,
+            messages=to_messages(body.messages),
+            options=options_of(body),
+            fallbacks=FALLBACKS,
+            keep_alive=parse_keep_alive(body.keep_alive),
+            started_ns=started_ns,
+            tools=body.tools,
+            choice=tool_choice(body.tool_choice, is_parallel=body.parallel_tool_calls),
+            think=think_of(body),
+            grammar=grammar_of(body),
+            num_top_logprobs=parse_count(body.logprobs, body.top_logprobs),
         )
-        return [Job(body.model, model, chat, wishes, keep_alive, started_ns) for chat in variants(chat, body.n)]
+        job = await job_of(self._models, request, ask)
+        return [replace(job, request=chat) for chat in variants(job.request, body.n)]
 
     async def _chunks(
         self, jobs: list[Job], completion: _NewCompletion, *, include_usage: bool

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from localllm.api import shape
+from localllm.api.asking import ToolChoice
 from localllm.api.generation import Think, parse_think
 from localllm.api.wire import check_integers, invalid, unsupported
 from localllm.api.wire_native import parse_role
 from localllm.api.wire_openai import ChatCompletionBody, MessageBody, ToolCallBody
 from localllm.errors import InvalidRequest
-from localllm.types import ChatRequest, Message, ToolCall
+from localllm.types import ChatRequest, Grammar, Message, ToolCall
 
 MAX_CHOICES = 128
 MAX_BIAS = 100
@@ -29,12 +31,38 @@ _EFFORTS: dict[str, Think] = {
 }
 
 
-def check_choices(body: ChatCompletionBody) -> None:
-    """Raises Unsupported for ways of shaping the answer that this version does not have."""
-    if body.response_format.get("type", "text") != "text":
-        raise unsupported("response_format", "other than text is not supported yet")
-    if body.tool_choice not in ("auto", "none"):
-        raise unsupported("tool_choice", "other than auto and none is not supported yet")
+def grammar_of(body: ChatCompletionBody) -> Grammar | None:
+    """Raises InvalidRequest for an unknown format."""
+    return shape.choose(_format(body.response_format), grammar=body.grammar, regex=body.regex)
+
+
+def _format(format: Mapping[str, Any]) -> Grammar | None:
+    kind = format.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_schema", shape.ANY_OBJECT, "response_format")
+    if kind != "json_schema":
+        raise invalid("response_format.type", "must be text, json_object or json_schema")
+    wrapper = format.get("json_schema")
+    schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+    if not isinstance(schema, dict):
+        raise invalid("response_format.json_schema.schema", "must be an object")
+    return shape.of_schema(schema, "response_format.json_schema.schema")
+
+
+def tool_choice(value: Any, *, is_parallel: bool) -> ToolChoice:
+    """Raises InvalidRequest or Unsupported."""
+    if value in ("auto", "none", "required"):
+        return ToolChoice(value, is_parallel=is_parallel)
+    if isinstance(value, dict) and value.get("type", "function") == "function":
+        function = value.get("function", value)
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and name:
+            return ToolChoice("required", name, is_parallel=is_parallel)
+    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "function":
+        raise unsupported("tool_choice", f'of type "{value["type"]}" is not supported')
+    raise invalid("tool_choice", "must be auto, none, required or a function by its name")
 
 
 def variants(request: ChatRequest, n: int) -> tuple[ChatRequest, ...]:

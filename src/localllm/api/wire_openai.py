@@ -48,7 +48,6 @@ class ChatCompletionBody(Body, kw_only=True):
     """`num_ctx`, `options`, `keep_alive` and `think` are not OpenAI's: they mean what they mean on /api/chat."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "parallel_tool_calls": (True,),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "audio": (),
@@ -73,8 +72,11 @@ class ChatCompletionBody(Body, kw_only=True):
     top_logprobs: int = 0
     n: int = 1
     response_format: dict[str, Any] = msgspec.field(default_factory=dict)
+    grammar: str = ""
+    regex: str = ""
     tools: tuple[Any, ...] = ()
     tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
     reasoning_effort: Any = UNSET
     reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
     num_ctx: int | UnsetType = UNSET

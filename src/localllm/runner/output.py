@@ -114,6 +114,7 @@ def _finished(request: LiveRequest, reason: FinishReason, num_output_tokens: int
         ),
         timings=_timings(sequence),
         tokens=tuple(sequence.tokens[:end]) if request.return_tokens else (),
+        stopped_by=request.text.stopped_by,
     )
 
 

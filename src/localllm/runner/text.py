@@ -17,17 +17,19 @@ class StopMatcher:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
         self.is_stopped = False
+        self.found = ""
 
     def feed(self, text: str) -> str:
         """The text that is certain now. Once `is_stopped`, everything before the stop string has been returned."""
         if not self._stops:
             return text
         text = self._held + text
-        hits = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        hits = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if hits:
+            index, self.found = min(hits)
             self.is_stopped = True
             self._held = ""
-            return text[: min(hits)]
+            return text[:index]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -77,6 +79,11 @@ class TextStream:
     def is_stopped(self) -> bool:
         """A stop string was found, or the last tool call that is wanted: nothing more may be fed."""
         return self._stops.is_stopped or self._has_enough_calls
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that was found, "" for none."""
+        return self._stops.found
 
     @property
     def _has_enough_calls(self) -> bool:

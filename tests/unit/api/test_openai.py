@@ -10,7 +10,7 @@ from tests.unit.api.harness import DONE, Daemon
 
 from localllm.daemon.supervisor import Granted
 from localllm.errors import ContextExceeded, QueueFull, RunnerCrashed
-from localllm.types import Delta, Message, ToolCall
+from localllm.types import Delta, Grammar, Message, ToolCall
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -222,21 +222,26 @@ async def test_no_tools_are_offered_when_none_may_be_chosen(daemon: Daemon) -> N
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", '"top_logprobs": must be between 0 and 20'),
         ({"logit_bias": {"5": 101}}, "logit_bias", '"logit_bias": must have values between -100 and 100'),
         ({"logit_bias": {"x": 1}}, "logit_bias", 'option "logit_bias" must be an object of numbers by token id'),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", '"parallel_tool_calls" is not supported yet'),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
-            '"response_format" other than text is not supported yet',
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            '"response_format.type": must be text, json_object or json_schema',
         ),
         (
-            {"tool_choice": "required"},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            '"response_format.json_schema.schema": must be an object',
+        ),
+        ({"tool_choice": "required"}, "tool_choice", '"tool_choice": there are no tools to choose from'),
+        (
+            {"model": "tooler", "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
-            '"tool_choice" other than auto and none is not supported yet',
+            '"tool_choice": there is no tool "f"',
         ),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"tool_choice": "some"},
             "tool_choice",
-            '"tool_choice" other than auto and none is not supported yet',
+            '"tool_choice": must be auto, none, required or a function by its name',
         ),
         ({"max_tokens": 0}, "max_tokens", '"max_tokens": must be at least 1'),
         ({"temperature": "hot"}, "temperature", '"temperature": expected float, got str'),
@@ -323,3 +328,27 @@ async def test_no_models_are_an_empty_list(daemon: Daemon) -> None:
     for model in daemon.models.store.list():
         daemon.models.store.remove(model.name.full)
     assert (await daemon.client.get("/v1/models")).json() == {"object": "list", "data": []}
+
+
+@pytest.mark.parametrize(
+    ("wish", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type":"object"}', "response_format")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            Grammar("json_schema", '{"type":"null"}', "response_format.json_schema.schema"),
+        ),
+        ({"regex": "a"}, Grammar("regex", "a", "regex")),
+    ],
+)
+async def test_what_binds_the_answer_reaches_the_runner(daemon: Daemon, wish: dict[str, Any], grammar: Grammar) -> None:
+    await daemon.post(PATH, model="tiny", messages=HELLO, **wish)
+    assert daemon.supervisor.request.grammar == grammar
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_a_tool_can_be_forced_and_calls_limited_to_one(daemon: Daemon, choice: Any) -> None:
+    body = {"model": "tooler", "messages": HELLO, "tools": [WEATHER], "tool_choice": choice}
+    await daemon.post(PATH, **body, parallel_tool_calls=False)
+    request = daemon.supervisor.request
+    assert (request.forced_tools, request.max_tool_calls) == (("weather",), 1)
