@@ -19,6 +19,9 @@ _LIBC = ctypes.CDLL(None)
 # Rows of logits for drafted tokens, beyond the one that each slot has in a step.
 MAX_DRAFT_ROWS = 16
 
+# A stream that holds this part of its cells is copied as it is.
+_MOSTLY_FULL = 0.8
+
 _KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
 _FLASH = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -120,6 +123,7 @@ class Context:
             )
         self._row_type = ctypes.c_float * model.num_vocab
         self.num_slots = options.num_parallel
+        self.is_in_main_memory = options.num_gpu_layers == 0 or not library.supports_gpu()
         self.num_ctx = int(lib.llama_n_ctx_seq(self.handle))
         self.batch = Batch(options.num_batch)
         self._memory = lib.llama_get_memory(self.handle)
@@ -152,7 +156,15 @@ class Context:
         return bool(lib.llama_memory_seq_rm(self._memory, slot, position, -1))
 
     def copy(self, source: int, destination: int) -> None:
-        """Replace all of `destination` by all of `source`; a part of a stream cannot be copied."""
+        """Replace all of `destination` by all of `source`; a part of a stream cannot be copied.
+
+        llama.cpp copies a stream with all its cells, used or not. In main memory it is quicker to write out those that
+        are used and read them in again (1 ms for 200 tokens of SmolLM2, where a stream of 5,120 cells takes 27 ms).
+        """
+        if self.is_in_main_memory and self.next_position(source) < _MOSTLY_FULL * self.num_ctx:
+            restored = self.restore(destination, self.save(source))
+            assert restored, "llama.cpp refused what it had just written"
+            return
         lib.llama_memory_seq_rm(self._memory, destination, -1, -1)
         lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
 
@@ -179,6 +191,13 @@ class Context:
         Only back ends on the CPU look for it, between two operations of the graph.
         """
         self._abort_flag[0] = b"x"
+
+    def swap(self, left: int, right: int) -> None:
+        """Let two slots change places, through main memory."""
+        saved = [self.save(slot) if self.next_position(slot) else None for slot in (left, right)]
+        for slot, data in zip((right, left), saved, strict=True):
+            restored = self.cut(slot, 0) if data is None else self.restore(slot, data)
+            assert restored, "llama.cpp refused what it had just written"
 
     def _probe_cut(self, model: Model) -> bool:
         """Recurrent and hybrid memories refuse to drop a tail; the only reliable test is to try (two tokens)."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from localllm.errors import ErrorInfo, RunnerCrashed
 from localllm.llama.context import Context, DecodeResult
 from localllm.llama.sampler import Sampler
+from localllm.runner.cost import StepCost
 from localllm.runner.kv_files import Fetched
 from localllm.runner.kv_tiers import IDLE_SECONDS, KVTiers
-from localllm.runner.prefix_cache import PrefixCache
+from localllm.runner.prefix_cache import PrefixCache, Swap
 from localllm.runner.scheduler import Chunk, Scheduler, StepPlan
 from localllm.runner.sequence import Sequence
 
@@ -70,12 +71,14 @@ class Engine:
         report: Callable[[StepReport], None],
         inbox: Inbox,
         tiers: KVTiers,
+        cost: StepCost,
     ) -> None:
         """`report` is called from the engine's thread after every step and must not block."""
         self._inbox = inbox
         self._context = context
         self._scheduler = scheduler
         self._cache = cache
+        self._cost = cost
         self._tiers = tiers
         self._report = report
         self._samplers: dict[str, Sampler] = {}
@@ -143,6 +146,8 @@ class Engine:
         for placement in plan.placements:
             if not self._tiers.fill(placement):
                 self._scheduler.recompute(placement.slot)
+        if plan.swap is not None:
+            self._swap(plan.swap)
         if not plan.chunks:
             # All that wait do so for files, which take a moment.
             self._handle(self._inbox.get(), report)
@@ -167,6 +172,11 @@ class Engine:
             elif not self._context.can_cut and chunk.sequence.num_missing_tokens == 1 and not chunk.wants_output:
                 self._checkpoint(slot)
         self._note(plan, taken, finished, report)
+
+    def _swap(self, swap: Swap) -> None:
+        started = time.monotonic()
+        self._context.swap(swap.leased, swap.free)
+        self._cost.observe_move(swap.num_tokens, time.monotonic() - started)
 
     def _sample(self, chunk: Chunk, rows: range) -> list[int]:
         """One token, and one more for as long as the draft has foretold them."""

@@ -117,16 +117,18 @@ def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> Non
         _leave(1)
     options = load.options
     cache = PrefixCache(context.num_slots, can_cut=context.can_cut, snapshot_budget=options.kv_ram_bytes)
+    cost = StepCost(options.target_itl_ms / 1000)
     scheduler = Scheduler(
         cache=cache,
         max_batch_tokens=context.batch.capacity,
-        cost=StepCost(options.target_itl_ms / 1000),
+        cost=cost,
         can_cut=context.can_cut,
+        can_swap=context.is_in_main_memory,
         max_drafts=MAX_DRAFT_ROWS,
     )
     tiers = KVTiers(context, cache, _files(load, queues.inbox), context.num_ctx)
     output = OutputThread(channel.send, lambda id: engine.cancel(id))
-    engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers)
+    engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers, cost)
     output.start()
     threading.Thread(
         target=_prepare, args=(channel, queues, preparer, engine, output), name="reader", daemon=True

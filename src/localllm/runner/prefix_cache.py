@@ -62,6 +62,15 @@ class Placement:
     save: Save | None = None
 
 
+@dataclass(frozen=True)
+class Swap:
+    """The memories of a leased and a free slot change places; `num_tokens` is what both hold."""
+
+    leased: int
+    free: int
+    num_tokens: int
+
+
 @dataclass(slots=True)
 class _Slot:
     id: int
@@ -158,10 +167,8 @@ class PrefixCache:
         return Placement(victim.id, 0, save=self._save(victim, 0))
 
     def _victim(self, free: list[_Slot]) -> _Slot:
-        """The free slot whose loss hurts least: keeps the leased ids in few runs, then the longest unused.
-
-        llama.cpp puts split streams into one micro-batch only when their ids follow each other, and each further
-        micro-batch reads all weights again.
+        """The free slot whose loss hurts least: keeps the leased ids together (see `scattered`), then the longest
+        unused.
         """
         leased = {slot.id for slot in self._slots if slot.is_leased}
 
@@ -191,6 +198,33 @@ class PrefixCache:
         slot.tokens = tokens
         self._index.put(slot.holder, tokens, num_held)
         self._touch(slot)
+
+    def scattered(self) -> Swap | None:
+        """A swap that brings the leased slots closer together; None when their ids follow each other already.
+
+        llama.cpp puts split streams into one micro-batch only then, and each further one reads all weights again.
+        """
+        leased = [slot.id for slot in self._slots if slot.is_leased]
+        if not leased or leased[-1] - leased[0] < len(leased):
+            return None
+        starts = range(self.num_slots - len(leased) + 1)
+        start = max(starts, key=lambda first: sum(first <= id < first + len(leased) for id in leased))
+        window = range(start, start + len(leased))
+        outside = min((id for id in leased if id not in window), key=self._held)
+        hole = min((id for id in window if not self._slots[id].is_leased), key=self._held)
+        return Swap(outside, hole, self._held(outside) + self._held(hole))
+
+    def swap(self, swap: Swap) -> None:
+        """The memories have changed places, and the lease goes with its memory."""
+        leased, free = self._slots[swap.leased], self._slots[swap.free]
+        lengths = self._held(leased.id), self._held(free.id)
+        self._slots[swap.leased], self._slots[swap.free] = free, leased
+        free.id, leased.id = swap.leased, swap.free
+        self._index.put(leased.holder, leased.tokens, lengths[0])
+        self._index.put(free.holder, free.tokens, lengths[1])
+
+    def _held(self, slot: int) -> int:
+        return self._index.length(Holder(Tier.SLOT, slot))
 
     def advance(self, slot: int, num_held: int) -> None:
         """The leased slot now holds the first `num_held` tokens of its sequence."""

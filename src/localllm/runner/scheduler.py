@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 
 from localllm.runner.cost import StepCost
 from localllm.runner.fairness import FairShare
-from localllm.runner.prefix_cache import Placement, PrefixCache
+from localllm.runner.prefix_cache import Placement, PrefixCache, Swap
 from localllm.runner.sequence import Sequence, Status
 from localllm.runner.speculate import MAX_DRAFT_TOKENS, Proposal, choose_drafts
 
+# Sharing out each step to many prompts would finish all of them late and none soon.
+TURN_TOKENS = 128
+# A prompt that can be finished in this many times the time that prompts may add to a step is finished at once: a part
+# of a prompt costs a good deal more per token, and all in all everybody would wait longer.
+_STRETCH_TO_FINISH = 2.0
 # How many that had better wait for a common beginning are passed over in one step: looking at each takes time.
 _MAX_PASSED_OVER = 16
 
@@ -35,9 +40,10 @@ class Chunk:
 
 @dataclass
 class StepPlan:
-    """What the engine does next: first the placements in order, then the chunks (ascending slots) in one batch."""
+    """What the engine does next: the placements in order or a swap, then the chunks (ascending slots) in one batch."""
 
     placements: list[Placement] = field(default_factory=list)
+    swap: Swap | None = None
     chunks: list[Chunk] = field(default_factory=list)
     num_decode_tokens: int = 0
     num_prefill_tokens: int = 0
@@ -48,9 +54,17 @@ class Scheduler:
     """Owns all live sequences and the leases of slots."""
 
     def __init__(
-        self, *, cache: PrefixCache, max_batch_tokens: int, cost: StepCost, can_cut: bool = True, max_drafts: int = 0
+        self,
+        *,
+        cache: PrefixCache,
+        max_batch_tokens: int,
+        cost: StepCost,
+        can_cut: bool = True,
+        can_swap: bool = False,
+        max_drafts: int = 0,
     ) -> None:
-        """`max_drafts`: rows of logits that a step has beyond one per slot."""
+        """`max_drafts`: rows of logits that a step has beyond one per slot. `can_swap`: slots may change places."""
+        self._can_swap = can_swap
         self._max_batch_tokens = max_batch_tokens
         self._cost = cost
         self._cache = cache
@@ -59,7 +73,6 @@ class Scheduler:
         self._fair = FairShare()
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._step = 0
         # Set by a preemption until somebody leaves: admitting the victim at once would fill the memory again.
         self._is_full = False
 
@@ -98,14 +111,17 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Admit what fits, then share out one step's tokens. The plan is empty only when there is no work."""
-        self._step += 1
         plan = StepPlan(placements=self._admit(now))
+        if not plan.placements:
+            plan.swap = self._move_together()
         decoding = [s for s in self._running if s.num_missing_tokens == 1]
         prompts = [s for s in self._running if s.num_missing_tokens > 1]
         shares = {s.id: 1 for s in decoding}
         plan.num_decode_tokens = len(decoding)
         room = self._max_batch_tokens - len(decoding)
-        shares |= self._share_out(prompts, min(room, self._cost.prefill_budget(len(decoding))))
+        budget = self._cost.prefill_budget(len(decoding))
+        enough = self._cost.prefill_budget(len(decoding), stretch=_STRETCH_TO_FINISH)
+        shares |= self._share_out(prompts, min(room, budget), min(room, enough))
         plan.num_prefill_tokens = sum(shares.values()) - len(decoding)
         drafts = {} if prompts else self._draft(decoding, room)
         plan.num_draft_tokens = sum(len(draft) for draft in drafts.values())
@@ -116,6 +132,16 @@ class Scheduler:
         ]
         plan.chunks.sort(key=lambda chunk: chunk.sequence.slot or 0)
         return plan
+
+    def _move_together(self) -> Swap | None:
+        """Let the running sequences' slots follow each other, where moving one costs less than it will save soon."""
+        swap = self._cache.scattered() if self._can_swap else None
+        if swap is None or not self._cost.is_worth_moving(swap.num_tokens):
+            return None
+        self._cache.swap(swap)
+        (sequence,) = (s for s in self._running if s.slot == swap.leased)
+        sequence.slot = swap.free
+        return swap
 
     def _draft(self, decoding: list[Sequence], room: int) -> dict[str, list[int]]:
         """Tokens worth checking along with the next ones."""
@@ -168,19 +194,23 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         self._cache.forget(slot)
 
-    def _share_out(self, prompts: Iterable[Sequence], budget: int) -> dict[str, int]:
-        """Prompts take turns: whoever waited longest for a share goes first, a new arrival before all."""
-        shares = {}
-        for sequence in sorted(prompts, key=lambda s: (s.turn, s.priority, s.arrived_at)):
+    def _share_out(self, prompts: Iterable[Sequence], budget: int, enough: int) -> dict[str, int]:
+        """Prompts take turns of many tokens: short ones are computed whole in the order of their arrival, before long
+        ones that have had a turn, and long ones alternate. The first is finished if it fits into `enough` tokens.
+        """
+        shares: dict[str, int] = {}
+        for sequence in sorted(prompts, key=lambda s: (s.num_prefilled // TURN_TOKENS, s.priority, s.arrived_at)):
             if budget <= 0:
                 break
+            if not shares and sequence.num_missing_tokens <= enough:
+                budget = max(budget, sequence.num_missing_tokens)
             share = min(sequence.num_missing_tokens, budget)
             if share == sequence.num_missing_tokens and not self._can_cut:
                 # The memory at the last token but one is what a repeated or continued prompt can start from.
                 share -= 1
             budget -= share
             shares[sequence.id] = share
-            sequence.turn = self._step
+            sequence.num_prefilled += share
         return shares
 
     def update(
@@ -233,7 +263,6 @@ class Scheduler:
         self._drop(victim)
         victim.status = Status.WAITING
         victim.num_computed_tokens = 0
-        victim.turn = -1
         self._waiting.append(victim)
         self._is_full = True
         return victim

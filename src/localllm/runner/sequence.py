@@ -19,8 +19,8 @@ class Status(enum.Enum):
 class Sequence:
     """Progress is two counters: `num_tokens` known and `num_computed_tokens` of them in the KV memory.
 
-    Times are in seconds of one monotonic clock. `max_tokens` bounds prompt plus answer. `turn` is the step in which the
-    prompt last got a share of a batch, -1 before the first. `is_fetching`: it waits for a file of the prefix cache.
+    Times are in seconds of one monotonic clock. `max_tokens` bounds prompt plus answer. `num_prefilled` counts the
+    tokens of its prompt that were computed for it. `is_fetching`: it waits for a file of the prefix cache.
     `drafter` proposes tokens to check together with the next one; None when that is not wanted.
     """
 
@@ -39,7 +39,7 @@ class Sequence:
     num_output_tokens: int = 0
     slot: int | None = None
     status: Status = Status.WAITING
-    turn: int = -1
+    num_prefilled: int = 0
     is_fetching: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None
