@@ -15,12 +15,14 @@ import localllm
 from localllm.api import stubs
 from localllm.api.anthropic import AnthropicRoutes
 from localllm.api.blobs import BlobRoutes
+from localllm.api.completions import CompletionRoutes
 from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
 from localllm.api.generation import Services
 from localllm.api.inventory import InventoryRoutes
 from localllm.api.native import NativeRoutes
 from localllm.api.openai import OpenAIRoutes
+from localllm.api.responses import ResponsesRoutes
 from localllm.api.security import Guard
 from localllm.api.wire import json_response
 from localllm.config import Config
@@ -40,7 +42,8 @@ def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Sta
 
 def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
-    blobs, anthropic = BlobRoutes(services), AnthropicRoutes(services)
+    blobs, anthropic, responses = BlobRoutes(services), AnthropicRoutes(services), ResponsesRoutes(services)
+    completions = CompletionRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),
@@ -63,6 +66,8 @@ def _routes(services: Services) -> list[Route]:
         Route("/api/experimental/web_fetch", stubs.web, methods=["POST"]),
         Route("/api/experimental/model-recommendations", stubs.recommendations),
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
+        Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/messages", anthropic.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
         Route("/v1/models", openai.models),

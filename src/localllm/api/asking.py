@@ -45,6 +45,7 @@ class Ask:
     must_think: bool = True
     grammar: Grammar | None = None
     num_top_logprobs: int | None = None
+    truncate: bool = False
 
 
 async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
@@ -60,6 +61,7 @@ async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
         tools=tools,
         think=generation.choose_think(model, ask.name, ask.think) if can_think else None,
         sampling=sampling,
+        truncate=ask.truncate,
         num_top_logprobs=ask.num_top_logprobs,
         client=generation.client_of(request),
         grammar=ask.grammar,

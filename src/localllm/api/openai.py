@@ -128,13 +128,13 @@ class _NewCompletion:
 
     def whole(self, answers: Sequence[Answer]) -> Completion:
         choices = [_NewChoice(index).whole(answer) for index, answer in enumerate(answers)]
-        return self._make("chat.completion", choices, _usage([answer.ended for answer in answers]))
+        return self._make("chat.completion", choices, usage_of([answer.ended for answer in answers]))
 
     def chunk(self, choice: Choice) -> Completion:
         return self._make("chat.completion.chunk", [choice])
 
     def usage(self, ended: Sequence[Ended]) -> Completion:
-        return self._make("chat.completion.chunk", [], _usage(ended))
+        return self._make("chat.completion.chunk", [], usage_of(ended))
 
     def _make(self, object: str, choices: list[Choice], usage: Any = UNSET) -> Completion:
         return Completion(
@@ -208,7 +208,7 @@ class _NewChoice:
         return "tool_calls" if self._num_tool_calls else ended.finished.finish_reason
 
 
-def _usage(ended: Sequence[Ended]) -> Usage:
+def usage_of(ended: Sequence[Ended]) -> Usage:
     """Answers to one prompt: it counts once, and as cached what of it was so for the first that computed it."""
     usages = [one.finished.usage for one in ended]
     num_prompt_tokens, num_output_tokens = usages[0].num_prompt_tokens, sum(u.num_output_tokens for u in usages)

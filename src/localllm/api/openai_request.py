@@ -13,7 +13,7 @@ from localllm.api.asking import ToolChoice
 from localllm.api.generation import Think, parse_think
 from localllm.api.wire import check_integers, invalid, unsupported
 from localllm.api.wire_native import parse_role
-from localllm.api.wire_openai import ChatCompletionBody, MessageBody, ToolCallBody
+from localllm.api.wire_openai import ChatCompletionBody, CompletionBody, MessageBody, ToolCallBody
 from localllm.errors import InvalidRequest
 from localllm.types import ChatRequest, Grammar, Message, ToolCall
 
@@ -33,22 +33,23 @@ _EFFORTS: dict[str, Think] = {
 
 def grammar_of(body: ChatCompletionBody) -> Grammar | None:
     """Raises InvalidRequest for an unknown format."""
-    return shape.choose(_format(body.response_format), grammar=body.grammar, regex=body.regex)
+    return shape.choose(parse_format(body.response_format, "response_format"), grammar=body.grammar, regex=body.regex)
 
 
-def _format(format: Mapping[str, Any]) -> Grammar | None:
+def parse_format(format: Mapping[str, Any], field: str) -> Grammar | None:
+    """Raises InvalidRequest that names the part of `field`."""
     kind = format.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
-        return Grammar("json_schema", shape.ANY_OBJECT, "response_format")
+        return Grammar("json_schema", shape.ANY_OBJECT, field)
     if kind != "json_schema":
-        raise invalid("response_format.type", "must be text, json_object or json_schema")
+        raise invalid(f"{field}.type", "must be text, json_object or json_schema")
     wrapper = format.get("json_schema")
     schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
     if not isinstance(schema, dict):
-        raise invalid("response_format.json_schema.schema", "must be an object")
-    return shape.of_schema(schema, "response_format.json_schema.schema")
+        raise invalid(f"{field}.json_schema.schema", "must be an object")
+    return shape.of_schema(schema, f"{field}.json_schema.schema")
 
 
 def tool_choice(value: Any, *, is_parallel: bool) -> ToolChoice:
@@ -85,12 +86,17 @@ def think_of(body: ChatCompletionBody) -> Think:
     effort = body.reasoning_effort if body.reasoning_effort is not UNSET else body.reasoning.effort
     if effort is UNSET or effort is None:
         return parse_think(body.think)
+    return parse_effort(effort, "reasoning_effort")
+
+
+def parse_effort(effort: Any, field: str) -> Think:
+    """Raises InvalidRequest for an unknown one."""
     if not isinstance(effort, str) or effort not in _EFFORTS:
-        raise invalid("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        raise invalid(field, f"must be one of {', '.join(_EFFORTS)}")
     return _EFFORTS[effort]
 
 
-def options_of(body: ChatCompletionBody) -> dict[str, Any]:
+def options_of(body: ChatCompletionBody | CompletionBody) -> dict[str, Any]:
     """`options` with the fields that OpenAI has for the same things, which come first."""
     options = dict(body.options)
     for field in ("seed", "temperature", "top_p", "frequency_penalty", "presence_penalty", "num_ctx"):
@@ -103,7 +109,7 @@ def options_of(body: ChatCompletionBody) -> dict[str, Any]:
     if body.stop is not UNSET:
         options["stop"] = [body.stop] if isinstance(body.stop, str) else list(body.stop)
     for field in ("max_tokens", "max_completion_tokens"):
-        if (limit := getattr(body, field)) is not UNSET:
+        if (limit := getattr(body, field, UNSET)) is not UNSET:
             if limit < 1:
                 raise invalid(field, "must be at least 1")
             options["num_predict"] = limit
@@ -121,7 +127,7 @@ def to_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
 
 
 def _message(index: int, body: MessageBody, names: Mapping[str, str]) -> Message:
-    role = parse_role(body.role, index)
+    role = parse_role(body.role, f"messages[{index}].role")
     return Message(
         role=role,
         content=_content(index, body),
@@ -156,8 +162,13 @@ def _part(where: str, part: Any) -> str:
 
 
 def _tool_call(where: str, body: ToolCallBody) -> ToolCall:
-    where = f"{where}.function.arguments"
-    arguments = body.function.arguments
+    return ToolCall(
+        body.id, body.function.name, parse_arguments(f"{where}.function.arguments", body.function.arguments)
+    )
+
+
+def parse_arguments(where: str, arguments: Any) -> dict[str, Any]:
+    """An object, or JSON text of one. Raises InvalidRequest."""
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
@@ -167,4 +178,4 @@ def _tool_call(where: str, body: ToolCallBody) -> ToolCall:
     if not isinstance(arguments, dict):
         raise invalid(where, "must be a JSON object")
     check_integers(arguments, where)
-    return ToolCall(body.id, body.function.name, arguments)
+    return arguments

@@ -112,11 +112,11 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_role(role: str, index: int) -> Role:
-    """Raises InvalidRequest that names the message."""
+def parse_role(role: str, where: str) -> Role:
+    """Raises InvalidRequest that names `where`."""
     found = _ROLES.get(role.lower())
     if found is None:
-        raise invalid(f"messages[{index}].role", f'"{role}" is not system, user, assistant or tool')
+        raise invalid(where, f'"{role}" is not system, user, assistant or tool')
     return found
 
 
@@ -124,7 +124,7 @@ def to_message(index: int, body: MessageBody) -> Message:
     """Raises InvalidRequest or Unsupported that names the message."""
     check_images(f"messages[{index}].images", body.images)
     return Message(
-        role=parse_role(body.role, index),
+        role=parse_role(body.role, f"messages[{index}].role"),
         content=body.content,
         thinking=body.thinking,
         tool_calls=tuple(_tool_call(f"messages[{index}].tool_calls[{i}]", c) for i, c in enumerate(body.tool_calls)),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localllm.api.logprobs import ChatLogprobs
+from localllm.api.logprobs import ChatLogprobs, CompletionLogprobs
 from localllm.api.wire import Body
 
 # ---- requests ----
@@ -85,6 +85,33 @@ class ChatCompletionBody(Body, kw_only=True):
     think: Any = UNSET
 
 
+class CompletionBody(Body, kw_only=True):
+    """`prompt` is text or the ids of tokens, or a list of either. The extensions are those of ChatCompletionBody."""
+
+    model: str = ""
+    prompt: Any = ""
+    suffix: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    max_tokens: int | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    stop: str | tuple[str, ...] | UnsetType = UNSET
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    frequency_penalty: float | UnsetType = UNSET
+    presence_penalty: float | UnsetType = UNSET
+    logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
+    logprobs: int | UnsetType = UNSET
+    n: int = 1
+    best_of: int | UnsetType = UNSET
+    echo: bool = False
+    grammar: str = ""
+    regex: str = ""
+    num_ctx: int | UnsetType = UNSET
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    keep_alive: Any = UNSET
+
+
 # ---- replies ----
 
 
@@ -117,6 +144,13 @@ class Choice(msgspec.Struct, omit_defaults=True, kw_only=True):
     finish_reason: str | None
 
 
+class TextChoice(msgspec.Struct, kw_only=True):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
@@ -137,6 +171,18 @@ class Completion(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[Choice]
+    usage: Usage | UnsetType = UNSET
+
+
+class TextCompletion(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A whole answer, or one chunk of it, to a prompt that is continued."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
     usage: Usage | UnsetType = UNSET
 
 
