@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 ThinkLevel = Literal["low", "medium", "high", "max"]
 KVCacheType = Literal["f16", "q8_0", "q4_0"]
 FlashAttention = Literal["auto", "on", "off"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -152,6 +153,24 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     inspect: bool = False
 
 
+class EmbedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request for vectors; or, with a `query`, for scores of how well each input answers it.
+
+    An input is text, or token ids as they are. `truncate` lets inputs over the window lose their end; without it they
+    are a ContextExceeded error. `dimensions` keeps so many numbers of each vector. `pooling` is how a model that was
+    made to generate text is to sum up its input: it has no way of its own.
+    """
+
+    id: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    query: str | None = None
+    truncate: bool = True
+    dimensions: int | None = None
+    pooling: Pooling | None = None
+    priority: int = 0
+    client: str = ""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """How likely the model held a token, before any sampling option; `top` are the likeliest in its place.
 
@@ -211,6 +230,14 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: tuple[int, ...] = ()
     prompt: str = ""
     stopped_by: str = ""
+
+
+class Embeddings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The good ending of an EmbedRequest. `vectors` are little-endian 32-bit floats, one vector or score per input."""
+
+    vectors: tuple[bytes, ...]
+    usage: Usage = Usage()
+    timings: Timings = Timings()
 
 
 class RunnerInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from localllm.api import stubs
 from localllm.api.anthropic import AnthropicRoutes
 from localllm.api.blobs import BlobRoutes
 from localllm.api.completions import CompletionRoutes
+from localllm.api.embedding import EmbeddingRoutes
 from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
 from localllm.api.generation import Services
@@ -43,13 +44,15 @@ def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Sta
 def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
     blobs, anthropic, responses = BlobRoutes(services), AnthropicRoutes(services), ResponsesRoutes(services)
-    completions = CompletionRoutes(services)
+    completions, embedding = CompletionRoutes(services), EmbeddingRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),
         Route("/api/version", inventory.version),
         Route("/api/generate", native.generate, methods=["POST"]),
         Route("/api/chat", native.chat, methods=["POST"]),
+        Route("/api/embed", embedding.embed, methods=["POST"]),
+        Route("/api/embeddings", embedding.embeddings, methods=["POST"]),
         Route("/api/tags", inventory.tags),
         Route("/api/ps", inventory.ps),
         Route("/api/show", inventory.show, methods=["POST"]),
@@ -70,6 +73,8 @@ def _routes(services: Services) -> list[Route]:
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/messages", anthropic.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+        Route("/v1/embeddings", embedding.openai, methods=["POST"]),
+        Route("/v1/rerank", embedding.rerank, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{id:path}", openai.model),
     ]

@@ -18,7 +18,10 @@ from localllm.protocol.messages import (
     Chat,
     Command,
     Done,
+    Embed,
+    Embedded,
     Event,
+    Failed,
     Load,
     Loaded,
     LoadProgress,
@@ -28,7 +31,7 @@ from localllm.protocol.messages import (
     Text,
     Unload,
 )
-from localllm.types import ChatRequest, Delta, Finished, RunnerInfo
+from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, Finished, RunnerInfo
 
 _CHECKS_PER_STALL = 4
 
@@ -40,18 +43,18 @@ class Granted(msgspec.Struct, frozen=True):
     queue_ns: int
 
 
-Item = Granted | Prefill | Delta | Finished
+Item = Granted | Prefill | Delta | Finished | Embeddings
 
 
 class Ticket:
-    """A live request: `mailbox` gets its items in order, the last one being Finished or an error.
+    """A live request: `mailbox` gets its items in order, the last one being Finished, Embeddings or an error.
 
     `request` is None for a mere load. `link` is set once it was granted.
     """
 
     __slots__ = ("arrived_ns", "id", "link", "mailbox", "request")
 
-    def __init__(self, id: str, request: ChatRequest | None) -> None:
+    def __init__(self, id: str, request: ChatRequest | EmbedRequest | None) -> None:
         self.id = id
         self.request = request
         self.arrived_ns = time.monotonic_ns()
@@ -142,7 +145,7 @@ class RunnerLink:
             ticket.mailbox.put_nowait(item)
         else:
             del self._tickets[item.id]
-            ticket.mailbox.put_nowait(item.finished if isinstance(item, Done) else item.error)
+            ticket.mailbox.put_nowait(_ending(item))
             self._listener.on_done(item.id)
 
     def admit(self, ticket: Ticket) -> None:
@@ -155,7 +158,7 @@ class RunnerLink:
             if not self._tickets:
                 self._start_checks()
             self._tickets[ticket.id] = ticket
-            self._send(Chat(ticket.request))
+            self._send(Chat(ticket.request) if isinstance(ticket.request, ChatRequest) else Embed(ticket.request))
 
     def dismiss(self, ticket: Ticket) -> None:
         """The request is over for its client; if it is not for the runner, tell that."""
@@ -203,3 +206,9 @@ class RunnerLink:
             self._listener.on_hung(self.start.runner, self._stall_seconds)
         else:
             self._plan_check()
+
+
+def _ending(item: Done | Embedded | Failed) -> Finished | Embeddings | ErrorInfo:
+    if isinstance(item, Done):
+        return item.finished
+    return item.embeddings if isinstance(item, Embedded) else item.error

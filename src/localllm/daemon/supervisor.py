@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Literal
@@ -26,9 +27,9 @@ from localllm.daemon.machine import Machine
 from localllm.daemon.memory import plan_load
 from localllm.daemon.residency import Residency
 from localllm.daemon.runner_process import RUNNER_COMMAND
-from localllm.errors import ErrorInfo, InvalidRequest, Unsupported, from_info
+from localllm.errors import ErrorInfo, InvalidRequest, RequestCancelled, Unsupported, from_info
 from localllm.log import new_request_id
-from localllm.types import ChatRequest, Finished, LoadOptions, LoadWishes, RunnerInfo
+from localllm.types import ChatRequest, Embeddings, EmbedRequest, Finished, LoadOptions, LoadWishes, RunnerInfo
 
 if TYPE_CHECKING:
     from localllm.store.library import StoredModel
@@ -114,6 +115,26 @@ class Supervisor:
         `keep_alive`: seconds that the model stays afterwards, None for ever, UNSET for as before. Closing the generator
         at any point cancels the request wherever it is. Raises LocalLLMError before the first item or between items.
         """
+        async with aclosing(self._items(model, request, wishes, keep_alive)) as items:
+            async for item in items:
+                yield item
+
+    async def embed(
+        self, model: StoredModel, request: EmbedRequest, wishes: LoadWishes, keep_alive: KeepAlive
+    ) -> tuple[Granted, Embeddings]:
+        """Vectors or scores. Cancelling the caller cancels the request. Raises as `generate`."""
+        granted = Granted(0, 0)
+        async with aclosing(self._items(model, request, wishes, keep_alive)) as items:
+            async for item in items:
+                if isinstance(item, Granted):
+                    granted = item
+                elif isinstance(item, Embeddings):
+                    return granted, item
+        raise RequestCancelled("the request was cancelled before its answer was complete")
+
+    async def _items(
+        self, model: StoredModel, request: ChatRequest | EmbedRequest, wishes: LoadWishes, keep_alive: KeepAlive
+    ) -> AsyncGenerator[Item, None]:
         ticket = await self._enter(model, Ticket(request.id, request), wishes, keep_alive)
         try:
             while True:
@@ -121,7 +142,7 @@ class Supervisor:
                 if isinstance(item, ErrorInfo):
                     raise from_info(item)
                 yield item
-                if isinstance(item, Finished):
+                if isinstance(item, Finished | Embeddings):
                     return
         finally:
             self._leave(ticket)

@@ -23,7 +23,7 @@ MAX_DRAFT_ROWS = 16
 _MOSTLY_FULL = 0.8
 
 _KV_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
-_FLASH = {
+FLASH = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
@@ -106,7 +106,7 @@ class Context:
         params.n_outputs_max = options.num_parallel + MAX_DRAFT_ROWS
         params.n_threads = options.num_threads
         params.n_threads_batch = options.num_threads_batch
-        params.flash_attn_type = _FLASH[options.flash_attention]
+        params.flash_attn_type = FLASH[options.flash_attention]
         params.type_k = params.type_v = _KV_TYPES[options.kv_cache_type]
         params.kv_unified = False
         params.no_perf = True

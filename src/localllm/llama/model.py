@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 
 import llama_cpp as lib
@@ -45,12 +46,28 @@ class Model:
         self.num_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.num_ctx_train = int(lib.llama_model_n_ctx_train(self.handle))
         self.num_layers = int(lib.llama_model_n_layer(self.handle))
+        self.num_embedding = int(lib.llama_model_n_embd_out(self.handle))
         self.size_bytes = int(lib.llama_model_size(self.handle))
         self._pieces: dict[tuple[int, bool], bytes] = {}
         count = ctypes.c_int32()
         suppressed = lib.llama_vocab_get_suppress_tokens(self.vocab, ctypes.byref(count))
         self.suppressed_tokens = frozenset(suppressed[: count.value]) if count.value else frozenset()
         self.eog_tokens = frozenset(t for t in range(self.num_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+
+    @property
+    def pooling_type(self) -> int | None:
+        """llama.cpp's number of how the model sums up its input; None for one that was made to generate text."""
+        architecture = self.metadata("general.architecture")
+        value = self.metadata(f"{architecture}.pooling_type")
+        if value is None and self.metadata(f"{architecture}.attention.causal") == "false":
+            return int(lib.LLAMA_POOLING_TYPE_NONE)
+        return int(value) if value is not None else None
+
+    def metadata(self, key: str) -> str | None:
+        """A value of the file's header that is no list, as text."""
+        buffer = ctypes.create_string_buffer(256)
+        size = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if size >= 0 else None
 
     @property
     def chat_template(self) -> str:
@@ -88,6 +105,27 @@ class Model:
                 return list(tokens[:count])
             assert -count > capacity, "the tokeniser refused a buffer that it had asked for"
             capacity = -count
+
+    def tokenize_pair(self, query: str, document: str) -> list[int]:
+        """The tokens by which a model for reranking is asked how well `document` answers `query`."""
+        template = lib.llama_model_chat_template(self.handle, b"rerank")
+        if template is not None:
+            text = template.decode("utf-8", "replace")
+            parts = {"{query}": query, "{document}": document}
+            filled = "".join(parts.get(part, part) for part in re.split(r"({query}|{document})", text))
+            return self.tokenize(filled, add_special=False)
+        bos, eos, sep = (
+            int(get(self.vocab)) for get in (lib.llama_vocab_bos, lib.llama_vocab_eos, lib.llama_vocab_sep)
+        )
+        end = [eos if eos >= 0 else sep] if lib.llama_vocab_get_add_eos(self.vocab) else []
+        return [
+            *([bos] if lib.llama_vocab_get_add_bos(self.vocab) else []),
+            *self.tokenize(query, add_special=False),
+            *end,
+            *([sep] if lib.llama_vocab_get_add_sep(self.vocab) else []),
+            *self.tokenize(document, add_special=False),
+            *end,
+        ]
 
     def piece(self, token: int, *, special: bool) -> bytes:
         """The bytes that `token` stands for, which need not be whole characters. Control tokens only if `special`."""

@@ -1,8 +1,7 @@
 """Every message that crosses between the daemon and a runner.
 
 Life of a channel: the daemon sends `Load` once; the runner answers with any number of `LoadProgress` and then exactly
-one `Loaded` or `LoadFailed`. After `Loaded` the daemon may send `Chat` and `Cancel`. Every `Chat` gets exactly one
-terminal item (`Done` or `Failed`) inside some `Outputs` frame; a cancelled request ends with
+one XX inside some `Outputs` frame; a cancelled request ends with
 `Done(finish_reason="cancelled")`. `Cancel` for an unknown or finished id is not an error. Closing the socket ends the
 runner; an `Unload` before that lets it keep what is worth keeping.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from localllm.errors import ErrorInfo
-from localllm.types import ChatRequest, Delta, Finished, LoadOptions, RunnerInfo
+from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, Finished, LoadOptions, RunnerInfo
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -27,6 +26,10 @@ class Chat(msgspec.Struct, frozen=True, tag="chat"):
     request: ChatRequest
 
 
+class Embed(msgspec.Struct, frozen=True, tag="embed"):
+    request: EmbedRequest
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
 
@@ -35,7 +38,7 @@ class Unload(msgspec.Struct, frozen=True, tag="unload"):
     """Sent before the daemon hangs up in peace: the runner may take a moment to write its prefix cache to disk."""
 
 
-Command = Load | Chat | Cancel | Unload
+Command = Load | Chat | Embed | Cancel | Unload
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
@@ -70,12 +73,17 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     finished: Finished
 
 
+class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+    id: str
+    embeddings: Embeddings
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     id: str
     error: ErrorInfo
 
 
-Output = Text | Prefill | Done | Failed
+Output = Text | Prefill | Done | Embedded | Failed
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -18,19 +18,21 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from localllm import log
-from localllm.errors import LoadFailed, LocalLLMError, RunnerCrashed
+from localllm.errors import LoadFailed, LocalLLMError, RunnerCrashed, Unsupported
 from localllm.llama import library
 from localllm.llama.context import MAX_DRAFT_ROWS, Context
 from localllm.llama.model import Model
 from localllm.protocol import messages
 from localllm.protocol.channel import Channel
-from localllm.protocol.messages import Cancel, Chat, Command, Event, Load, Unload
+from localllm.protocol.messages import Cancel, Chat, Command, Embed, Event, Load, Unload
 from localllm.runner.cost import StepCost
+from localllm.runner.embedding import EmbeddingEngine
 from localllm.runner.engine import Ending, Engine, Inbox
 from localllm.runner.kv_files import KVFiles
 from localllm.runner.kv_tiers import KVTiers
@@ -38,7 +40,7 @@ from localllm.runner.output import OutputThread
 from localllm.runner.prefix_cache import PrefixCache
 from localllm.runner.prepare import Preparer
 from localllm.runner.scheduler import Scheduler
-from localllm.types import LoadOptions, RunnerInfo
+from localllm.types import ChatRequest, EmbedRequest, LoadOptions, RunnerInfo
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +55,18 @@ _FLUSH_SECONDS = 2.0
 class _Queues:
     """What the thread that reads the channel feeds: the preparing thread, and at the end the engine."""
 
-    requests: queue.SimpleQueue[Chat | Cancel] = field(default_factory=queue.SimpleQueue)
+    requests: queue.SimpleQueue[Chat | Embed | Cancel] = field(default_factory=queue.SimpleQueue)
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
     is_serving: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class _Takers:
+    """What the preparing thread does with each kind of command; the first two raise LocalLLMError."""
+
+    chat: Callable[[ChatRequest], None]
+    embed: Callable[[EmbedRequest], None]
+    cancel: Callable[[str], None]
 
 
 def main() -> None:
@@ -108,13 +119,39 @@ def _leave(status: int) -> NoReturn:
 
 def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> None:
     try:
-        model, context = _load(channel, load)
-        preparer = Preparer(
-            model, context.num_ctx, load.chat_template or model.chat_template, speculates=load.options.speculate
-        )
+        model = _load(channel, load)
+        embeddings = EmbeddingEngine(model, load.options, channel.send)
+        if model.pooling_type is None:
+            context = Context(model, load.options)
+            template = load.chat_template or model.chat_template
+            preparer = Preparer(model, context.num_ctx, template, speculates=load.options.speculate)
+        else:
+            embeddings.load()
     except LocalLLMError as error:
         channel.send(messages.LoadFailed(error.info()))
         _leave(1)
+    if model.pooling_type is None:
+        _generate(channel, load, queues, model, context, preparer, embeddings)
+    else:
+        _start_reader(channel, queues, _Takers(_refuse_chat, embeddings.submit, embeddings.cancel))
+        channel.send(messages.Loaded(_info(model, load.options, num_slots=1, num_ctx=embeddings.max_tokens)))
+        embeddings.run()
+
+
+def _refuse_chat(request: ChatRequest) -> None:
+    raise Unsupported("the model does not generate text", hint="It is a model for embeddings.")
+
+
+def _generate(
+    channel: Channel[Event, Command],
+    load: Load,
+    queues: _Queues,
+    model: Model,
+    context: Context,
+    preparer: Preparer,
+    embeddings: EmbeddingEngine,
+) -> None:
+    """Be the engine of a model that generates text; vectors, where somebody wants some of it, are made beside."""
     options = load.options
     cache = PrefixCache(context.num_slots, can_cut=context.can_cut, snapshot_budget=options.kv_ram_bytes)
     cost = StepCost(options.target_itl_ms / 1000)
@@ -128,14 +165,38 @@ def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> Non
     )
     tiers = KVTiers(context, cache, _files(load, queues.inbox), context.num_ctx)
     output = OutputThread(channel.send, lambda id: engine.cancel(id))
+<<<<<<< HEAD
     engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers, cost)
+=======
+    engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers)
+
+    def chat(request: ChatRequest) -> None:
+        if request.inspect:
+            channel.send(messages.Outputs([messages.Done(request.id, preparer.inspect(request))]))
+            return
+        live, arrival = preparer.prepare(request)
+        output.register(live)
+        queues.inbox.put(arrival)
+
+    def cancel(id: str) -> None:
+        engine.cancel(id)
+        embeddings.cancel(id)
+
+>>>>>>> ff29042 (Make vectors and scores: /api/embed, /api/embeddings, /v1/embeddings and /v1/rerank)
     output.start()
-    threading.Thread(
-        target=_prepare, args=(channel, queues, preparer, engine, output), name="reader", daemon=True
-    ).start()
+    threading.Thread(target=_run_beside, args=(embeddings,), name="embeddings", daemon=True).start()
+    _start_reader(channel, queues, _Takers(chat, embeddings.submit, cancel))
     queues.is_serving.set()
-    channel.send(messages.Loaded(_info(model, context, options)))
+    channel.send(messages.Loaded(_info(model, options, num_slots=context.num_slots, num_ctx=context.num_ctx)))
     engine.run()
+
+
+def _run_beside(embeddings: EmbeddingEngine) -> None:
+    try:
+        embeddings.run()
+    except Exception:
+        _log.exception("the engine for embeddings stopped")
+        _leave(1)
 
 
 def _files(load: Load, inbox: Inbox) -> KVFiles | None:
@@ -151,7 +212,7 @@ def _files(load: Load, inbox: Inbox) -> KVFiles | None:
     return KVFiles(Path(options.kv_folder), key, options.kv_disk_bytes, inbox.put)
 
 
-def _load(channel: Channel[Event, Command], load: Load) -> tuple[Model, Context]:
+def _load(channel: Channel[Event, Command], load: Load) -> Model:
     """Raises LoadFailed, also for what the native library reports in its own way."""
     reported = 0
 
@@ -163,8 +224,7 @@ def _load(channel: Channel[Event, Command], load: Load) -> tuple[Model, Context]
             channel.send(messages.LoadProgress(fraction))
 
     try:
-        model = Model(load.model_path, load.options, on_progress)
-        return model, Context(model, load.options)
+        return Model(load.model_path, load.options, on_progress)
     except LocalLLMError:
         raise
     except Exception as error:
@@ -172,40 +232,38 @@ def _load(channel: Channel[Event, Command], load: Load) -> tuple[Model, Context]
         raise LoadFailed(f"the model could not be loaded: {error}") from error
 
 
-def _prepare(
-    channel: Channel[Event, Command], queues: _Queues, preparer: Preparer, engine: Engine, output: OutputThread
-) -> None:
+def _start_reader(channel: Channel[Event, Command], queues: _Queues, takers: _Takers) -> None:
+    threading.Thread(target=_prepare, args=(channel, queues, takers), name="reader", daemon=True).start()
+
+
+def _prepare(channel: Channel[Event, Command], queues: _Queues, takers: _Takers) -> None:
     """The reader thread: templates and tokenising stay off the engine's thread, and a bad request fails alone."""
     while True:
         command = queues.requests.get()
         if isinstance(command, Cancel):
-            engine.cancel(command.id)
+            takers.cancel(command.id)
             continue
         try:
-            if command.request.inspect:
-                finished = preparer.inspect(command.request)
-                channel.send(messages.Outputs([messages.Done(command.request.id, finished)]))
-                continue
-            live, arrival = preparer.prepare(command.request)
+            if isinstance(command, Embed):
+                takers.embed(command.request)
+            else:
+                takers.chat(command.request)
         except LocalLLMError as error:
             channel.send(messages.Outputs([messages.Failed(command.request.id, error.info())]))
         except Exception as error:
             _log.exception("request %s could not be prepared", command.request.id)
             failure = RunnerCrashed(f"the request could not be prepared: {error}")
             channel.send(messages.Outputs([messages.Failed(command.request.id, failure.info())]))
-        else:
-            output.register(live)
-            queues.inbox.put(arrival)
 
 
-def _info(model: Model, context: Context, options: LoadOptions) -> RunnerInfo:
+def _info(model: Model, options: LoadOptions, *, num_slots: int, num_ctx: int) -> RunnerInfo:
     layers_on_gpu = 0
     if library.supports_gpu():
         wanted = options.num_gpu_layers
         layers_on_gpu = model.num_layers if wanted < 0 else min(wanted, model.num_layers)
     return RunnerInfo(
-        num_slots=context.num_slots,
-        num_ctx=context.num_ctx,
+        num_slots=num_slots,
+        num_ctx=num_ctx,
         num_ctx_train=model.num_ctx_train,
         num_threads=options.num_threads,
         num_threads_batch=options.num_threads_batch,

@@ -15,13 +15,14 @@ from localllm.store.library import ModelStore
 
 @pytest.fixture(scope="session")
 def prepared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has the models "tiny" (plain), "thinker", "tooler" and "embedder"."""
+    """Has the models "tiny" (plain), "thinker", "tooler", "embedder" and "ranker"."""
     folder = tmp_path_factory.mktemp("prepared")
     models = StoreBuilder(ModelStore(folder / "store"), folder)
     models.add("tiny")
     models.add("thinker", template="{{ messages }}<think></think>")
     models.add("tooler", template="{{ messages }}{{ tools }}")
     models.add("embedder", pooling=1)
+    models.add("ranker", pooling=4)
     return folder / "store"
 
 

@@ -26,7 +26,7 @@ from localllm.store import manifests
 from localllm.store.library import ModelStore, StoredModel
 from localllm.store.manifests import Layer, Manifest, ModelConfig
 from localllm.store.names import ModelName
-from localllm.types import ChatRequest, Delta, Finished, LoadWishes, Timings, Usage
+from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, Finished, LoadWishes, Timings, Usage
 
 DONE = Finished(
     "stop",
@@ -43,6 +43,7 @@ class Call:
     wishes: LoadWishes
     keep_alive: KeepAlive
     request: ChatRequest | None = None
+    wish: EmbedRequest | None = None
 
 
 @dataclass
@@ -78,6 +79,24 @@ class FakeSupervisor:
             if not is_done:
                 self.was_cancelled.set()
 
+    async def embed(
+        self, model: StoredModel, request: EmbedRequest, wishes: LoadWishes, keep_alive: KeepAlive
+    ) -> tuple[Granted, Embeddings]:
+        """Each vector is (index, 0.5); the second of several documents has the best score."""
+        self.calls.append(Call(model, wishes, keep_alive, wish=request))
+        if isinstance(self.script[0], Exception):
+            raise self.script[0]
+        if isinstance(self.script[0], asyncio.Event):
+            self.has_begun.set()
+            try:
+                await self.script[0].wait()
+            finally:
+                self.was_cancelled.set()
+        indices = range(len(request.inputs))
+        rows = [(i, 0.5) if request.query is None else (1 - abs(i - 1) / 8,) for i in indices]
+        vectors = tuple(numpy.array(row, "<f4").tobytes() for row in rows)
+        return Granted(5, 6), Embeddings(vectors, Usage(num_prompt_tokens=8))
+
     async def load(self, model: StoredModel, wishes: LoadWishes, keep_alive: KeepAlive) -> None:
         self.loads.append(Call(model, wishes, keep_alive))
         if self.load_blocker is not None:
@@ -94,6 +113,13 @@ class FakeSupervisor:
 
     def resident(self) -> list[ResidentModel]:
         return self.residents
+
+    @property
+    def wish(self) -> EmbedRequest:
+        """The last one that arrived for vectors."""
+        wish = self.calls[-1].wish
+        assert wish is not None
+        return wish
 
     @property
     def request(self) -> ChatRequest:

@@ -39,7 +39,7 @@ async def test_health_tells_this_daemon_from_others(daemon: Daemon) -> None:
     ("method", "path", "status", "text"),
     [
         ("GET", "/nothing", 404, "404 page not found"),
-        ("POST", "/api/embed", 404, "404 page not found"),
+        ("POST", "/api/embedded", 404, "404 page not found"),
         ("GET", "/api/chat", 405, "405 method not allowed"),
         ("POST", "/api/delete", 405, "405 method not allowed"),
     ],
@@ -57,7 +57,9 @@ async def test_tags_lists_the_newest_first(daemon: Daemon) -> None:
     model = daemon.models.add("user/New:v1")
     os.utime(daemon.models.store.manifests.path(model.name), (4e9, 4e9))
     models = (await daemon.client.get("/api/tags")).json()["models"]
-    assert {m["name"] for m in models[1:]} == {f"{n}:latest" for n in ("tiny", "thinker", "tooler", "embedder")}
+    assert {m["name"] for m in models[1:]} == {
+        f"{n}:latest" for n in ("tiny", "thinker", "tooler", "embedder", "ranker")
+    }
     newest = models[0]
     assert parse_time(newest.pop("modified_at")).timestamp() == 4e9
     assert newest == {
