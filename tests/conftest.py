@@ -40,3 +40,13 @@ def chat_store() -> Path:
 @pytest.fixture(scope="session")
 def chat_model(chat_store: Path) -> Path:
     return ModelStore(chat_store).resolve("smollm2").model_path
+
+
+@pytest.fixture(scope="session")
+def embedding_model() -> Path:
+    """all-MiniLM-L6-v2, converted to GGUF; the test is skipped where nobody has put the file."""
+    name = "all-minilm-l6-v2-F16.gguf"
+    for folder in (CACHE, CACHE.parents[1] / "shared" / "models"):
+        if (folder / name).exists():
+            return folder / name
+    pytest.skip(f"there is no {name} in {CACHE}")

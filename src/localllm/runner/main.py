@@ -165,10 +165,7 @@ def _generate(
     )
     tiers = KVTiers(context, cache, _files(load, queues.inbox), context.num_ctx)
     output = OutputThread(channel.send, lambda id: engine.cancel(id))
-<<<<<<< HEAD
     engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers, cost)
-=======
-    engine = Engine(context, scheduler, cache, output.report, queues.inbox, tiers)
 
     def chat(request: ChatRequest) -> None:
         if request.inspect:
@@ -182,7 +179,6 @@ def _generate(
         engine.cancel(id)
         embeddings.cancel(id)
 
->>>>>>> ff29042 (Make vectors and scores: /api/embed, /api/embeddings, /v1/embeddings and /v1/rerank)
     output.start()
     threading.Thread(target=_run_beside, args=(embeddings,), name="embeddings", daemon=True).start()
     _start_reader(channel, queues, _Takers(chat, embeddings.submit, cancel))

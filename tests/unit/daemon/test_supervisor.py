@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -25,7 +26,7 @@ from localllm.errors import (
     Unsupported,
 )
 from localllm.protocol.messages import Prefill
-from localllm.types import ChatRequest, Delta, Finished, LoadWishes
+from localllm.types import ChatRequest, Delta, EmbedRequest, Finished, LoadWishes
 
 
 class TestAnswers:
@@ -56,6 +57,16 @@ class TestAnswers:
             await daemon.ask("fail")
         assert caught.value.hint == "Do not tell it to."
         assert isinstance([item async for item in other][-1], Finished)
+
+    async def test_vectors_come_back_whole_or_not_at_all(self, start_daemon: StartDaemon) -> None:
+        daemon = await start_daemon()
+        request = EmbedRequest("e1", ("a", "bcd"))
+        granted, embeddings = await daemon.supervisor.embed(create_model(), request, LoadWishes(), 300.0)
+        assert granted.load_ns > 0
+        assert [struct.unpack("<2f", vector) for vector in embeddings.vectors] == [(1.0, 1.0), (3.0, 1.0)]
+        with pytest.raises(InvalidRequest, match="told to fail"):
+            await daemon.supervisor.embed(create_model(), EmbedRequest("e2", ("fail",)), LoadWishes(), 300.0)
+        assert [model.num_in_flight for model in daemon.supervisor.resident()] == [0]
 
     async def test_the_same_id_twice_at_a_time_is_refused(self, start_daemon: StartDaemon) -> None:
         daemon = await start_daemon()
