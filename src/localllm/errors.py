@@ -22,6 +22,7 @@ LocalLLMError
 ├── Overloaded                503  try again later; carries retry_after
 │   ├── QueueFull             503
 │   └── ShuttingDown          503
+├── DeadlineExceeded          504  not within the time that the client allows
 ├── ModelTooLarge             507  cannot fit in memory, whatever is evicted
 ├── LoadFailed                500  the runner could not load the model
 ├── RunnerCrashed             500  the runner died under this request
@@ -165,6 +166,11 @@ class QueueFull(Overloaded):
 
 class ShuttingDown(Overloaded):
     code = "shutting_down"
+
+
+class DeadlineExceeded(LocalLLMError):
+    code = "deadline_exceeded"
+    status = 504
 
 
 class ModelTooLarge(LocalLLMError):

@@ -129,7 +129,8 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
     With a `suffix`, the answer is what belongs between `prompt` and it. `grammar` binds the answer, not the thinking.
     `forced_tools` are names of tools, one of which must be called; the answer ends after `max_tool_calls`, if not 0.
-    `inspect` asks for no answer, only for what would be computed: Finished then has the prompt and its tokens.
+    `inspect` asks for no answer, only for what would be computed: Finished then has the prompt and its tokens,
+    without what the model wants at the beginning (BOS, say) if not `add_special`.
     """
 
     id: str
@@ -151,6 +152,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     forced_tools: tuple[str, ...] = ()
     max_tool_calls: int = 0
     inspect: bool = False
+    add_special: bool = True
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, omit_defaults=True):

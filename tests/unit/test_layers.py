@@ -41,6 +41,7 @@ PURE = {
     "daemon/memory.py",
     "daemon/refusals.py",
     "daemon/residency.py",
+    "daemon/standing.py",
     "runner/scheduler.py",
     "runner/prefix_cache.py",
     "runner/cost.py",

@@ -15,6 +15,7 @@ from localllm.api.anthropic_request import to_ask, wants_thinking
 from localllm.api.asking import job_of
 from localllm.api.errors import anthropic_event
 from localllm.api.generation import Ended, Job, Services
+from localllm.api.progress import commentator
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_bytes, json_response, read_body
 from localllm.api.wire_anthropic import (
@@ -51,7 +52,8 @@ class AnthropicRoutes:
         job = await job_of(self._models, request, to_ask(body, started_ns))
         new = _NewMessage(job.name, shows_thinking=wants_thinking(body))
         if body.stream:
-            return StreamingReply(self._events(job, new), SSE, anthropic_event)
+            comment, ping = commentator(self._supervisor, job.request.id), encode_event(Ping())
+            return StreamingReply(self._events(job, new), SSE, anthropic_event, lambda: comment() + ping)
         async with WhileConnected(request.receive):
             answer = await generation.answer(self._supervisor, job)
         return json_response(new.whole(answer.delta, answer.ended.finished))

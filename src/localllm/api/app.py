@@ -16,6 +16,7 @@ from localllm.api import stubs
 from localllm.api.anthropic import AnthropicRoutes
 from localllm.api.blobs import BlobRoutes
 from localllm.api.completions import CompletionRoutes
+from localllm.api.deadline import Deadlines
 from localllm.api.embedding import EmbeddingRoutes
 from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
@@ -23,8 +24,10 @@ from localllm.api.generation import Services
 from localllm.api.inventory import InventoryRoutes
 from localllm.api.native import NativeRoutes
 from localllm.api.openai import OpenAIRoutes
+from localllm.api.progress import QueueRoutes
 from localllm.api.responses import ResponsesRoutes
 from localllm.api.security import Guard
+from localllm.api.tokens import TokenRoutes
 from localllm.api.wire import json_response
 from localllm.config import Config
 from localllm.daemon.supervisor import Supervisor
@@ -36,7 +39,7 @@ def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Sta
     """Starting and draining the supervisor is the caller's business."""
     return Starlette(
         routes=_routes(Services(store, supervisor, ModelFinder(store))),
-        middleware=[Middleware(Guard, config=config)],
+        middleware=[Middleware(Guard, config=config), Middleware(Deadlines)],
         exception_handlers={LocalLLMError: on_error, HTTPException: on_http_error},
     )
 
@@ -45,10 +48,16 @@ def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
     blobs, anthropic, responses = BlobRoutes(services), AnthropicRoutes(services), ResponsesRoutes(services)
     completions, embedding = CompletionRoutes(services), EmbeddingRoutes(services)
+    completions, tokens, queue = CompletionRoutes(services), TokenRoutes(services), QueueRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),
         Route("/api/version", inventory.version),
+        Route("/ready", queue.ready),
+        Route("/api/queue", queue.queue),
+        Route("/api/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/api/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/api/render", native.render, methods=["POST"]),
         Route("/api/generate", native.generate, methods=["POST"]),
         Route("/api/chat", native.chat, methods=["POST"]),
         Route("/api/embed", embedding.embed, methods=["POST"]),

@@ -20,6 +20,7 @@ from localllm.api.generation import Ended, Job, Services
 from localllm.api.openai import FALLBACKS, FINGERPRINT, usage_of
 from localllm.api.openai_request import options_of, variants
 from localllm.api.options import parse_keep_alive, parse_options
+from localllm.api.progress import commentator
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, invalid, json_bytes, json_response, read_body
 from localllm.api.wire_openai import CompletionBody, TextChoice, TextCompletion, Usage
@@ -42,7 +43,8 @@ class CompletionRoutes:
         jobs = await self._jobs(request, body, started_ns)
         new = _NewCompletion(body, jobs)
         if body.stream:
-            return StreamingReply(self._chunks(jobs, new, body.stream_options.include_usage), SSE, openai_event)
+            beat = commentator(self._supervisor, jobs[0].request.id)
+            return StreamingReply(self._chunks(jobs, new, body.stream_options.include_usage), SSE, openai_event, beat)
         async with WhileConnected(request.receive):
             answers = await generation.answers(self._supervisor, jobs)
         choices = [new.choice(index, a.delta, a.ended.finished.finish_reason) for index, a in enumerate(answers)]

@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from localllm import log
+from localllm.api import deadline
 from localllm.api.finder import ModelFinder
 from localllm.api.wire import check_integers
 from localllm.daemon.supervisor import Granted, KeepAlive, Supervisor
@@ -66,6 +67,7 @@ class Services:
 
 async def events(supervisor: Supervisor, job: Job) -> AsyncGenerator[Delta | Ended, None]:
     """The deltas of an answer and then exactly one Ended. Raises LocalLLMError; closing it cancels the request."""
+    deadline.check(supervisor.eta_seconds(job.model))
     granted_ns = job.started_ns
     stream = supervisor.generate(job.model, job.request, job.wishes, job.keep_alive)
     async with aclosing(stream):

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.api import generation, logprobs, shape
+from localllm.api.asking import Ask, job_of
 from localllm.api.errors import native_line
 from localllm.api.generation import Ended, Job, Services, Think
 from localllm.api.options import parse_keep_alive, parse_options
@@ -24,6 +25,7 @@ from localllm.api.wire_native import (
     GenerateBody,
     InferenceBody,
     InferenceReply,
+    RenderReply,
     ReplyFunction,
     ReplyMessage,
     ReplyToolCall,
@@ -56,24 +58,9 @@ class NativeRoutes:
         model = await self._models.find(body.model)
         if not body.messages and keep_alive == 0:
             return await self._unload(request, model, body, _chat_text)
-        generation.check_capability(model, body.model, "chat")
-        think, tools = _think(model, body), generation.parse_tools(model, body.tools)
+        job = await job_of(self._models, request, _chat_ask(body, keep_alive, grammar, started_ns))
         if not body.messages:
             return await self._load(request, model, body, keep_alive, _chat_text)
-        messages = tuple(to_message(index, message) for index, message in enumerate(body.messages))
-        sampling, wishes = parse_options(model.parameters, body.options)
-        chat = ChatRequest(
-            id=generation.new_id(),
-            messages=(*generation.preamble(model, messages), *messages),
-            tools=tools,
-            think=think,
-            sampling=sampling,
-            truncate=body.truncate,
-            client=generation.client_of(request),
-            grammar=grammar,
-            num_top_logprobs=body.top_logprobs if body.logprobs else None,
-        )
-        job = Job(body.model, model, chat, wishes, keep_alive, started_ns)
         return await self._answer(request, job, body, _chat_text)
 
     async def generate(self, request: Request) -> Response | StreamingReply:
@@ -108,6 +95,18 @@ class NativeRoutes:
         )
         job = Job(body.model, model, text, wishes, keep_alive, started_ns)
         return await self._answer(request, job, body, _generate_text)
+
+    async def render(self, request: Request) -> Response:
+        """What /api/chat would send to the model for this body."""
+        started_ns = time.perf_counter_ns()
+        body = decode(await read_body(request), ChatBody)
+        keep_alive, grammar = _check(body)
+        if not body.model or not body.messages:
+            raise InvalidRequest("model and messages are required", field="messages" if body.model else "model")
+        job = await job_of(self._models, request, _chat_ask(body, keep_alive, grammar, started_ns))
+        async with WhileConnected(request.receive):
+            finished = await generation.inspect(self._supervisor, job)
+        return json_response(RenderReply(body.model, finished.prompt, finished.tokens, len(finished.tokens)))
 
     # ---- loading and unloading: one object each, whatever `stream` says ----
 
@@ -161,6 +160,21 @@ def _check(body: InferenceBody) -> tuple[KeepAlive, Grammar | None]:
         raise InvalidRequest("top_logprobs must be between 0 and 20", field="top_logprobs")
     grammar = shape.choose(parse_format(body.format), grammar=body.grammar, regex=body.regex)
     return parse_keep_alive(body.keep_alive), grammar
+
+
+def _chat_ask(body: ChatBody, keep_alive: KeepAlive, grammar: Grammar | None, started_ns: int) -> Ask:
+    return Ask(
+        name=body.model,
+        messages=tuple(to_message(index, message) for index, message in enumerate(body.messages)),
+        options=body.options,
+        keep_alive=keep_alive,
+        started_ns=started_ns,
+        tools=body.tools,
+        think=generation.parse_think(body.think),
+        grammar=grammar,
+        num_top_logprobs=body.top_logprobs if body.logprobs else None,
+        truncate=body.truncate,
+    )
 
 
 def _think(model: StoredModel, body: InferenceBody) -> Think:

@@ -21,6 +21,7 @@ from localllm.api.generation import Answer, Ended, Job, Services
 from localllm.api.logprobs import parse_count
 from localllm.api.openai_request import grammar_of, options_of, think_of, to_messages, tool_choice, variants
 from localllm.api.options import parse_keep_alive
+from localllm.api.progress import commentator
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_bytes, json_response, read_body
 from localllm.api.wire_openai import (
@@ -57,7 +58,8 @@ class OpenAIRoutes:
         completion = _NewCompletion(body.model)
         if body.stream:
             chunks = self._chunks(jobs, completion, include_usage=body.stream_options.include_usage)
-            return StreamingReply(chunks, SSE, openai_event)
+            beat = commentator(self._supervisor, jobs[0].request.id)
+            return StreamingReply(chunks, SSE, openai_event, beat)
         async with WhileConnected(request.receive):
             answers = await generation.answers(self._supervisor, jobs)
         return json_response(completion.whole(answers))

@@ -17,6 +17,7 @@ from localllm.api import generation
 from localllm.api.asking import job_of
 from localllm.api.errors import openai_event
 from localllm.api.generation import Ended, Job, Services
+from localllm.api.progress import commentator
 from localllm.api.responses_request import to_ask, to_conversation
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
 from localllm.api.wire import decode, json_bytes, json_response, read_body
@@ -83,7 +84,8 @@ class ResponsesRoutes:
         job = await job_of(self._models, request, to_ask(body, conversation, started_ns))
         new = _NewResponse(body)
         if body.stream:
-            return StreamingReply(self._events(job, new, conversation), SSE, new.failure)
+            beat = commentator(self._supervisor, job.request.id)
+            return StreamingReply(self._events(job, new, conversation), SSE, new.failure, beat)
         async with WhileConnected(request.receive):
             answer = await generation.answer(self._supervisor, job)
         new.take(answer.delta, answer.ended.finished)

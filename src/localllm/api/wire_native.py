@@ -223,6 +223,13 @@ class DebugReply(msgspec.Struct, kw_only=True):
     debug_info: DebugInfo = msgspec.field(name="_debug_info")
 
 
+class RenderReply(msgspec.Struct):
+    model: str
+    prompt: str
+    tokens: tuple[int, ...]
+    num_tokens: int
+
+
 class Details(msgspec.Struct, omit_defaults=True, kw_only=True):
     """`context_length` and `embedding_length` are given by /api/tags only."""
 

@@ -49,10 +49,10 @@ Item = Granted | Prefill | Delta | Finished | Embeddings
 class Ticket:
     """A live request: `mailbox` gets its items in order, the last one being Finished, Embeddings or an error.
 
-    `request` is None for a mere load. `link` is set once it was granted.
+    `request` is None for a mere load. `link` is set once it was granted, `prefill` once some of its prompt is computed.
     """
 
-    __slots__ = ("arrived_ns", "id", "link", "mailbox", "request")
+    __slots__ = ("arrived_ns", "id", "link", "mailbox", "prefill", "request")
 
     def __init__(self, id: str, request: ChatRequest | EmbedRequest | None) -> None:
         self.id = id
@@ -60,6 +60,7 @@ class Ticket:
         self.arrived_ns = time.monotonic_ns()
         self.mailbox: asyncio.Queue[Item | ErrorInfo] = asyncio.Queue()
         self.link: RunnerLink | None = None
+        self.prefill: Prefill | None = None
 
 
 class Listener(Protocol):
@@ -142,6 +143,7 @@ class RunnerLink:
         if isinstance(item, Text):
             ticket.mailbox.put_nowait(item.delta)
         elif isinstance(item, Prefill):
+            ticket.prefill = item
             ticket.mailbox.put_nowait(item)
         else:
             del self._tickets[item.id]

@@ -17,6 +17,7 @@ from localllm.daemon import refusals
 from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, StartLoad, Stop
 from localllm.daemon.entry import FIRST_REASON, Entry, Room, Status
 from localllm.daemon.eviction import Candidate, choose_victims
+from localllm.daemon.standing import Standing, eta_seconds, standings
 from localllm.errors import ErrorInfo
 from localllm.types import LoadOptions, LoadWishes, RunnerInfo
 
@@ -65,6 +66,14 @@ class Residency:
     def entries(self) -> list[Entry]:
         """The models that have a runner."""
         return [entry for entry in self._entries.values() if entry.has_runner]
+
+    def standings(self) -> list[Standing]:
+        return list(standings(self._entries.values()))
+
+    def eta_seconds(self, key: str) -> float:
+        """When the turn of one more request for this model would come; loads are not counted."""
+        entry = self._entries.get(key)
+        return 0.0 if entry is None else eta_seconds(entry, len(entry.in_flight) + len(entry.waiting))
 
     def can_serve(self, key: str, wishes: LoadWishes) -> bool:
         """Whether the model is loaded so that a request needs no planning."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import logging
 import math
 import time
@@ -27,6 +28,7 @@ from localllm.daemon.machine import Machine
 from localllm.daemon.memory import plan_load
 from localllm.daemon.residency import Residency
 from localllm.daemon.runner_process import RUNNER_COMMAND
+from localllm.daemon.standing import Standing
 from localllm.errors import ErrorInfo, InvalidRequest, RequestCancelled, Unsupported, from_info
 from localllm.log import new_request_id
 from localllm.types import ChatRequest, Embeddings, EmbedRequest, Finished, LoadOptions, LoadWishes, RunnerInfo
@@ -34,7 +36,7 @@ from localllm.types import ChatRequest, Embeddings, EmbedRequest, Finished, Load
 if TYPE_CHECKING:
     from localllm.store.library import StoredModel
 
-__all__ = ["Granted", "Item", "KeepAlive", "ResidentModel", "Supervisor"]
+__all__ = ["Granted", "Item", "KeepAlive", "ResidentModel", "Standing", "Supervisor"]
 
 DEFAULT_MAX_MODELS = 3
 # A step of the engine takes half a second at most where the estimates hold; this is for a machine that swaps.
@@ -172,6 +174,21 @@ class Supervisor:
     def resident(self) -> list[ResidentModel]:
         now = time.monotonic()
         return [self._describe(entry, now) for entry in self._residency.entries()]
+
+    def standings(self) -> list[Standing]:
+        """Where each live request stands."""
+        return [self._with_prefill(standing) for standing in self._residency.standings()]
+
+    def _with_prefill(self, standing: Standing) -> Standing:
+        ticket = self._tickets.get(standing.id)
+        if ticket is None or ticket.prefill is None:
+            return standing
+        prefill = ticket.prefill
+        return dataclasses.replace(standing, prefill=(prefill.num_computed_tokens, prefill.num_prompt_tokens))
+
+    def eta_seconds(self, model: StoredModel) -> float:
+        """A guess at when the turn of one more request for the model would come."""
+        return self._residency.eta_seconds(_key(model))
 
     @property
     def is_draining(self) -> bool:

@@ -104,7 +104,8 @@ class Preparer:
 
     def _read(self, request: ChatRequest, messages: Sequences[Message] | None) -> _Prompt:
         text = self._render(request, messages)
-        return _Prompt(text, [*request.context_tokens, *self._tokenize(text, has_context=bool(request.context_tokens))])
+        add_special = request.add_special and not request.context_tokens
+        return _Prompt(text, [*request.context_tokens, *self._tokenize(text, add_special=add_special)])
 
     def _render(self, request: ChatRequest, messages: Sequences[Message] | None) -> str:
         if messages is None:
@@ -121,10 +122,10 @@ class Preparer:
             )
         return prompt
 
-    def _tokenize(self, text: str, *, has_context: bool) -> list[int]:
+    def _tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """BOS exactly once: not after an earlier exchange, and not when the template has written it already."""
         has_bos = bool(self._model.bos_text) and text.startswith(self._model.bos_text)
-        return self._model.tokenize(text, add_special=not has_bos and not has_context)
+        return self._model.tokenize(text, add_special=add_special and not has_bos)
 
     def _too_long(self, num_tokens: int) -> ContextExceeded:
         return ContextExceeded(

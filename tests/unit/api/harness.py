@@ -20,7 +20,7 @@ import uvicorn
 
 from localllm.api.app import create_app
 from localllm.config import Config
-from localllm.daemon.supervisor import Granted, Item, KeepAlive, ResidentModel, Supervisor
+from localllm.daemon.supervisor import Granted, Item, KeepAlive, ResidentModel, Standing, Supervisor
 from localllm.errors import LocalLLMError
 from localllm.store import manifests
 from localllm.store.library import ModelStore, StoredModel
@@ -55,6 +55,9 @@ class FakeSupervisor:
     loads: list[Call] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
     residents: list[ResidentModel] = field(default_factory=list)
+    standing: list[Standing] = field(default_factory=list)
+    eta: float = 0.0
+    is_draining: bool = False
     load_blocker: asyncio.Event | None = None
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,6 +113,12 @@ class FakeSupervisor:
     async def unload(self, model: StoredModel) -> bool:
         self.unloads.append(model.name.display)
         return True
+
+    def standings(self) -> list[Standing]:
+        return self.standing
+
+    def eta_seconds(self, model: StoredModel) -> float:
+        return self.eta
 
     def resident(self) -> list[ResidentModel]:
         return self.residents
