@@ -53,7 +53,9 @@ async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
     model = await models.find(ask.name)
     generation.check_capability(model, ask.name, "chat")
     sampling, wishes = parse_options(model.parameters, ask.options, ask.fallbacks)
-    tools = () if ask.choice.mode == "none" else generation.parse_tools(model, ask.tools)
+    # A call that is forced needs no talent for it, so any model will do.
+    is_forced = ask.choice.mode == "required"
+    tools = () if ask.choice.mode == "none" else generation.parse_tools(model, ask.tools, any_model=is_forced)
     can_think = ask.must_think or "thinking" in model.capabilities
     chat = ChatRequest(
         id=generation.new_id(),

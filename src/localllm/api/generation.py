@@ -194,11 +194,11 @@ def check_capability(model: StoredModel, name: str, what: str) -> None:
         raise InvalidRequest(f'"{name}" does not support {what}', hint="It is a model for embeddings.", field="model")
 
 
-def parse_tools(model: StoredModel, tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+def parse_tools(model: StoredModel, tools: Sequence[Any], *, any_model: bool = False) -> tuple[dict[str, Any], ...]:
     """The tools, checked as far as templates need it. Raises InvalidRequest that names the tool."""
     if not tools:
         return ()
-    if "tools" not in model.capabilities:
+    if "tools" not in model.capabilities and not any_model:
         raise InvalidRequest(f"{model.name.full} does not support tools", field="tools")
     return tuple(_tool(index, tool) for index, tool in enumerate(tools))
 
