@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 # Weight of the past: half of it is gone after about 35 observations.
 _DECAY = 0.98
 _SMOOTHING = 0.2
-# What a further token of an answer costs in parts of a step for one, until steps of different sizes have been seen.
-_DECODE_MARGINAL_SHARE = 0.35
-# The same for prompts, whose parts are never small.
-_PREFILL_MARGINAL_SHARE = 0.95
-# Seconds of a prompt token and of moving a token's memory, until some have been seen.
-_FIRST_PREFILL_TOKEN = 1e-3
+# What a prompt token costs in parts of a token of an answer, which needs a row of logits and attention of its own.
+_PROMPT_TOKEN = 0.6
+# What a further token costs in parts of a step for one, until steps of different sizes have been seen.
+_MARGINAL_SHARE = 0.35
+# Seconds of a token, and of moving a token's memory, until some have been seen.
+_FIRST_TOKEN = 2e-3
 _FIRST_MOVE_TOKEN = 1e-5
 # How soon a move must have paid for itself.
 _STEPS_OF_A_MOVE = 4
@@ -21,73 +19,65 @@ MIN_PREFILL_TOKENS = 16
 # With nobody decoding, a step is bounded only so that a cancel or a new arrival need not wait long.
 IDLE_STEP_SECONDS = 0.5
 MIN_IDLE_PREFILL_TOKENS = 64
-
-
-@dataclass
-class _Line:
-    """Seconds over a number of tokens: exponentially weighted least squares.
-
-    Sizes that hardly varied say nothing of the slope; then `marginal_share` of what one token costs stands in for it.
-    """
-
-    marginal_share: float
-    n: float = 0.0
-    x: float = 0.0
-    xx: float = 0.0
-    y: float = 0.0
-    xy: float = 0.0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        self.n = self.n * _DECAY + 1
-        self.x = self.x * _DECAY + num_tokens
-        self.xx = self.xx * _DECAY + num_tokens * num_tokens
-        self.y = self.y * _DECAY + seconds
-        self.xy = self.xy * _DECAY + num_tokens * seconds
-
-    def fit(self) -> tuple[float, float]:
-        """Seconds of no token and of each further one; neither is negative."""
-        mean_x, mean_y = self.x / self.n, self.y / self.n
-        variance = self.xx / self.n - mean_x * mean_x
-        share = self.marginal_share
-        slope = mean_y * share / (1 - share + share * mean_x)
-        if variance >= 0.25:
-            slope = min(max((self.xy / self.n - mean_x * mean_y) / variance, 0.0), mean_y / mean_x)
-        return mean_y - slope * mean_x, slope
+_NO_LIMIT = 1 << 30
 
 
 class StepCost:
-    """Expected seconds of a pure decode step and of the prompt tokens beside it, each a line over their number."""
+    """Expected seconds of a step: so much for each micro-batch, which reads all weights, and so much for each token.
+
+    Exponentially weighted least squares over all steps. Tokens of answers and of prompts are computed in micro-batches
+    of their own; that they cost the same up to a factor keeps the two apart even when no step has only one kind.
+    """
 
     def __init__(self, target_itl: float) -> None:
-        """`target_itl`: seconds that prefill may add to a step in which somebody decodes; 0 means no limit."""
+        """`target_itl`: seconds that prefill may add to a step in which somebody decodes; 0 means no limit.
+
+        It may always add as much as the step takes without it: a large batch would else be starved of new members.
+        """
         self._target_itl = target_itl
-        self._decode = _Line(_DECODE_MARGINAL_SHARE)
-        self._prefill = _Line(_PREFILL_MARGINAL_SHARE)
         self._move_token = _FIRST_MOVE_TOKEN
+        # Sums of products of micro-batches (m), tokens (t) and seconds (s).
+        self._mm = self._mt = self._tt = self._ms = self._ts = 0.0
 
     def observe(self, num_decode: int, num_prefill: int, seconds: float) -> None:
         """A step computed `num_decode` tokens of answers (drafts included) and `num_prefill` of prompts."""
-        if num_decode and not num_prefill:
-            self._decode.observe(num_decode, seconds)
-        elif num_prefill >= MIN_PREFILL_TOKENS:
-            self._prefill.observe(num_prefill, max(seconds - self.decode_step(num_decode), 0.0))
+        batches = (num_decode > 0) + (num_prefill > 0)
+        tokens = num_decode + _PROMPT_TOKEN * num_prefill
+        self._mm = self._mm * _DECAY + batches * batches
+        self._mt = self._mt * _DECAY + batches * tokens
+        self._tt = self._tt * _DECAY + tokens * tokens
+        self._ms = self._ms * _DECAY + batches * seconds
+        self._ts = self._ts * _DECAY + tokens * seconds
+
+    def _fit(self) -> tuple[float, float]:
+        """Seconds of a micro-batch apart from its tokens, and of a token; neither is negative."""
+        if not self.is_known:
+            return 0.0, _FIRST_TOKEN
+        determinant = self._mm * self._tt - self._mt * self._mt
+        if determinant < 1e-3 * self._mm * self._tt:
+            # All steps were alike, which says nothing of how the time divides.
+            token = self._ms / (self._mm * (1 / _MARGINAL_SHARE - 1) + self._mt)
+            return token * (1 / _MARGINAL_SHARE - 1), token
+        batch = (self._ms * self._tt - self._ts * self._mt) / determinant
+        token = (self._mm * self._ts - self._mt * self._ms) / determinant
+        if batch < 0:
+            return 0.0, self._ts / self._tt
+        return (batch, token) if token > 0 else (self._ms / self._mm, 0.0)
 
     @property
     def is_known(self) -> bool:
-        """Whether a decode step has been seen."""
-        return self._decode.y > 0
+        """Whether a step has been seen."""
+        return self._ms > 0
 
     def decode_step(self, num_tokens: int) -> float:
-        """Expected seconds of a step that computes `num_tokens` of answers; 0 when none are, or no step was seen."""
-        if not num_tokens or not self.is_known:
-            return 0.0
-        base, marginal = self._decode.fit()
-        return base + marginal * num_tokens
+        """Expected seconds of a step that computes `num_tokens` of answers and nothing else."""
+        batch, token = self._fit()
+        return batch + token * num_tokens
 
     @property
     def read_weights(self) -> float:
         """Expected seconds of a micro-batch apart from its tokens."""
-        return self._decode.fit()[0] if self.is_known else 0.0
+        return self._fit()[0]
 
     def observe_move(self, num_tokens: int, seconds: float) -> None:
         """The memory of `num_tokens` was moved to another slot."""
@@ -101,14 +91,11 @@ class StepCost:
     def prefill_budget(self, num_decode: int, *, stretch: float = 1.0) -> int:
         """Prompt tokens that the next step may compute beside `num_decode` decoding sequences.
 
-        `stretch` multiplies the time that they may take.
+        `stretch` multiplies the target.
         """
-        if num_decode == 0:
-            return max(MIN_IDLE_PREFILL_TOKENS, self._prefill_within(IDLE_STEP_SECONDS))
-        if self._target_itl <= 0:
-            return 1 << 30
-        return max(MIN_PREFILL_TOKENS, self._prefill_within(self._target_itl * stretch))
-
-    def _prefill_within(self, seconds: float) -> int:
-        fixed, token = self._prefill.fit() if self._prefill.y > 0 else (0.0, _FIRST_PREFILL_TOKEN)
-        return int((seconds - fixed) / token) if token else 1 << 30
+        batch, token = self._fit()
+        if num_decode and self._target_itl <= 0:
+            return _NO_LIMIT
+        seconds = max(self._target_itl * stretch, self.decode_step(num_decode)) if num_decode else IDLE_STEP_SECONDS
+        least = MIN_PREFILL_TOKENS if num_decode else MIN_IDLE_PREFILL_TOKENS
+        return max(least, int((seconds - batch) / (token * _PROMPT_TOKEN)) if token else _NO_LIMIT)

@@ -20,7 +20,7 @@ from localllm.runner.speculate import MAX_DRAFT_TOKENS, Proposal, choose_drafts
 TURN_TOKENS = 128
 # A prompt that can be finished in this many times the time that prompts may add to a step is finished at once: a part
 # of a prompt costs a good deal more per token, and all in all everybody would wait longer.
-_STRETCH_TO_FINISH = 2.0
+_STRETCH_TO_FINISH = 3.0
 # How many that had better wait for a common beginning are passed over in one step: looking at each takes time.
 _MAX_PASSED_OVER = 16
 
