@@ -171,8 +171,12 @@ class Config:
         300.0, parse_duration, "A load that makes no progress for this long is given up.", "LOAD_TIMEOUT"
     )
     num_threads: int = _setting(0, _count, "Threads of a runner; 0 means the cores that this process may use.")
+    leave_cores: int = _setting(0, _count, "Cores that runners leave to other programs.")
     kv_cache_type: str = _setting(
         "f16", _one_of("f16", "q8_0", "q4_0"), "Type of the KV cache: f16, q8_0 or q4_0.", "KV_CACHE_TYPE"
+    )
+    kv_unified: bool = _setting(
+        False, _boolean, "One KV memory of a single window for all requests of a model: less memory, less speed."
     )
     flash_attention: str = _setting(
         "auto", _one_of("auto", "on", "off"), "Flash attention: auto, on or off.", "FLASH_ATTENTION"

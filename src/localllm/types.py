@@ -49,9 +49,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen and when to stop. Defaults are Ollama's, and llama.cpp's where Ollama has none.
 
     `num_predict` None means "until the window is full". `seed` None means a fresh random seed. A `temperature` of 0 is
-    greedy. `repeat_last_n` and `dry_penalty_last_n` -1 mean the whole window. `logit_bias` maps tokens to what is added
-    to their logits. `mirostat` 1 or 2 replaces everything that narrows down; a `dry_multiplier` of 0, an
-    `xtc_probability` of 0 and a negative `top_n_sigma` switch those off.
+    greedy. `num_keep` tokens of the prompt (all, if negative) stay when a full window is shifted. `repeat_last_n` and
+    `dry_penalty_last_n` -1 mean the whole window. `logit_bias` maps tokens to what is added to their logits. `mirostat`
+    1 or 2 replaces everything that narrows down; a `dry_multiplier` of 0, an `xtc_probability` of 0 and a negative
+    `top_n_sigma` switch those off.
     """
 
     temperature: float = 0.8
@@ -65,6 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     seed: int | None = None
     num_predict: int | None = None
+    num_keep: int = 4
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
@@ -96,6 +98,8 @@ class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a runner needs to know to load a model: every field is decided before it gets here.
 
     `num_ctx` is the window of *each* slot in tokens; `num_parallel` the number of slots; `num_gpu_layers` -1 means all.
+    `has_fixed_threads`: the numbers of threads were asked for, and do not follow the cores that are there.
+    `kv_unified`: the slots share one pool of `num_ctx` KV cells instead of having so many each.
     `speculate` allows drafts by prompt lookup. `kv_ram_bytes` and `kv_disk_bytes` bound what the prefix cache keeps
     outside the slots, the latter in `kv_folder`, which all runners share.
     """
@@ -104,6 +108,7 @@ class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     num_parallel: int
     num_threads: int
     num_threads_batch: int
+    has_fixed_threads: bool = False
     num_batch: int = 2048
     num_ubatch: int = 512
     num_gpu_layers: int = -1
@@ -111,6 +116,7 @@ class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     use_mmap: bool = True
     kv_cache_type: KVCacheType = "f16"
     flash_attention: FlashAttention = "auto"
+    kv_unified: bool = False
     target_itl_ms: float = 100.0
     speculate: bool = True
     kv_ram_bytes: int = 0
@@ -124,7 +130,8 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     Either `messages` (rendered with the model's chat template) or `prompt` (sent as it is) is set.
     `context_tokens` are token ids of an earlier exchange, put before the rendered prompt.
     `truncate` lets the oldest messages be dropped when the prompt is longer than the window (the system message and the
-    last message stay); without it such a prompt is a ContextExceeded error.
+    last message stay); without it such a prompt is a ContextExceeded error. `shift` lets an answer go on when the
+    window is full, and a prompt be longer than it if `truncate` does not help: tokens after the first few are dropped.
     `num_top_logprobs` asks for each token's log-probability and for so many of the likeliest; None for neither.
     `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
     With a `suffix`, the answer is what belongs between `prompt` and it. `grammar` binds the answer, not the thinking.
@@ -142,6 +149,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     num_top_logprobs: int | None = None
     truncate: bool = False
+    shift: bool = False
     return_tokens: bool = False
     speculate: bool = True
     pin: bool = False
@@ -200,6 +208,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """`num_prompt_tokens` includes the `num_cached_tokens` of them that needed no computing.
 
+    `num_dropped_messages` and `num_dropped_tokens` were left out because the window had no room for them.
     `num_accepted_tokens` of the `num_draft_tokens` that were guessed ahead turned out right.
     """
 
@@ -207,6 +216,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_dropped_messages: int = 0
+    num_dropped_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.test_runner import OPTIONS, Runner, chat, running
+from tests.fixtures.runners import OPTIONS, Runner, chat, running
 
 from localllm.protocol.messages import Done, Failed, Text
 from localllm.types import ChatRequest, Grammar, SamplingParams, ToolCall

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.fixtures.bert import Bert
-from tests.fixtures.ggufs import write_tiny_bert, write_tiny_llama
-from tests.integration.test_runner import Runner, raw, running
+from tests.fixtures.ggufs import write_tiny_bert
+from tests.fixtures.runners import Runner, raw, running
+from tests.fixtures.tiny_models import write_tiny_llama
 
 from localllm.errors import ErrorInfo
 from localllm.protocol import messages as m

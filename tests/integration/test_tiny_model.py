@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fixtures.ggufs import TEMPLATE, write_tiny_llama
+from tests.fixtures.ggufs import TEMPLATE
+from tests.fixtures.tiny_models import write_tiny_llama
 
 from localllm.llama.model import Model
 from localllm.store.gguf import read_header

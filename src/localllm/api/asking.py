@@ -46,6 +46,7 @@ class Ask:
     grammar: Grammar | None = None
     num_top_logprobs: int | None = None
     truncate: bool = False
+    shift: bool = False
 
 
 async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
@@ -64,6 +65,7 @@ async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
         think=generation.choose_think(model, ask.name, ask.think) if can_think else None,
         sampling=sampling,
         truncate=ask.truncate,
+        shift=ask.shift,
         num_top_logprobs=ask.num_top_logprobs,
         client=generation.client_of(request),
         grammar=ask.grammar,

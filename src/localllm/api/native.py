@@ -88,6 +88,7 @@ class NativeRoutes:
             think=None if is_verbatim else think,
             sampling=sampling,
             truncate=body.truncate,
+            shift=body.shift,
             return_tokens=not body.raw,
             client=generation.client_of(request),
             grammar=grammar,
@@ -174,6 +175,7 @@ def _chat_ask(body: ChatBody, keep_alive: KeepAlive, grammar: Grammar | None, st
         grammar=grammar,
         num_top_logprobs=body.top_logprobs if body.logprobs else None,
         truncate=body.truncate,
+        shift=body.shift,
     )
 
 
@@ -236,6 +238,7 @@ def _metrics(ended: Ended) -> dict[str, Any]:
         "prompt_eval_duration": timings.prefill_ns,
         "eval_count": usage.num_output_tokens,
         "eval_duration": timings.decode_ns,
-        "truncated": usage.num_dropped_messages > 0,
+        "truncated": usage.num_dropped_messages > 0 or usage.num_dropped_tokens > 0,
         "dropped_message_count": usage.num_dropped_messages,
+        "dropped_token_count": usage.num_dropped_tokens,
     }

@@ -5,9 +5,9 @@ In replies, a field with a default is left out when it has that value, and UNSET
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,9 +24,6 @@ from localllm.types import Grammar, Message, Role, ToolCall
 class InferenceBody(Body, kw_only=True):
     """What generate and chat have in common."""
 
-    # `shift` would move the window over a full context; an answer that fills it ends with "length" instead.
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"shift": (False,)}
-
     model: str = ""
     stream: bool = True
     format: Any = UNSET
@@ -34,6 +31,7 @@ class InferenceBody(Body, kw_only=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     think: Any = UNSET
     truncate: bool = True
+    shift: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
     grammar: str = ""
@@ -183,8 +181,8 @@ class ReplyMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
 class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A chunk, a whole answer, or the end of one. `message` is chat's, `response` generate's.
 
-    Not Ollama's: `prompt_cached_count` of the prompt's tokens needed no computing; `truncated` and
-    `dropped_message_count` say that old messages were left out to fit the window.
+    Not Ollama's: `prompt_cached_count` of the prompt's tokens needed no computing; `truncated` says that not all fitted
+    the window, `dropped_message_count` and `dropped_token_count` what was left out.
     """
 
     model: str
@@ -205,6 +203,7 @@ class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     eval_duration: int = 0
     truncated: bool = False
     dropped_message_count: int = 0
+    dropped_token_count: int = 0
 
 
 class DebugInfo(msgspec.Struct):

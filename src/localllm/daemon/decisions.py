@@ -82,7 +82,15 @@ class Stop:
     is_forced: bool = False
 
 
-Effect = StartLoad | Grant | Refuse | Stop
+@dataclass(frozen=True)
+class Retune:
+    """Let the runner compute with so many threads. Needs no answer."""
+
+    runner: int
+    num_threads: int
+
+
+Effect = StartLoad | Grant | Refuse | Stop | Retune
 
 
 def differences(plan: LoadPlan, wishes: LoadWishes, *, has_gpu: bool = True) -> str:

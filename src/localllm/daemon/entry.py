@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from localllm.daemon.backoff import CrashHistory
 from localllm.daemon.decisions import LoadPlan, Request, differences
@@ -74,6 +76,15 @@ class Entry:
 
     def differs(self, wishes: LoadWishes) -> str:
         return differences(self.plan, wishes, has_gpu=self.has_gpu)
+
+    def retune(self, num_threads: int) -> bool:
+        """Take on the automatic number of threads; False when it changes nothing."""
+        options = self.plan.options
+        if options.has_fixed_threads or options.num_threads == num_threads:
+            return False
+        options = msgspec.structs.replace(options, num_threads=num_threads, num_threads_batch=num_threads)
+        self.plan = replace(self.plan, options=options)
+        return True
 
     def expires_at(self, now: float) -> float:
         """When the runner ends if nobody asks for it any more; infinite means never."""

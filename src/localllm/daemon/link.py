@@ -28,6 +28,7 @@ from localllm.protocol.messages import (
     Output,
     Outputs,
     Prefill,
+    SetThreads,
     Text,
     Unload,
 )
@@ -166,6 +167,11 @@ class RunnerLink:
         """The request is over for its client; if it is not for the runner, tell that."""
         if self._tickets.pop(ticket.id, None) is not None:
             self._send(Cancel(ticket.id))
+
+    def set_threads(self, num_threads: int) -> None:
+        """May be called while the model loads: the runner then starts with them. One that is ending need not know."""
+        if self.process is not None and not self.is_stopping:
+            self._send(SetThreads(num_threads))
 
     def stop(self, *, is_forced: bool) -> None:
         """Begin to end the process; `run` returns when it is gone."""

@@ -39,7 +39,8 @@ def plan_load(header: GGUFHeader, wishes: Sequence[LoadWishes], config: Config, 
 def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, machine: Machine) -> LoadOptions:
     """Decide what the wishes and the settings leave open. `machine.available_bytes` is what this model may take."""
     num_ctx = _clip_num_ctx(header, wishes.num_ctx or default_num_ctx(header, config))
-    threads = wishes.num_thread or config.num_threads or machine.num_cores
+    asked = wishes.num_thread or config.num_threads
+    threads = asked or automatic_threads(machine.num_cores, config)
     is_embedding = header.pooling_type is not None
     num_batch = wishes.num_batch or (num_ctx if is_embedding else 2048)
     options = LoadOptions(
@@ -47,6 +48,7 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
         num_parallel=1,
         num_threads=threads,
         num_threads_batch=threads,
+        has_fixed_threads=bool(asked),
         num_batch=num_batch,
         # An embedding looks at its whole input at once, so that has to be one micro-batch.
         num_ubatch=num_batch if is_embedding else min(512, num_batch),
@@ -55,6 +57,7 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
         use_mmap=wishes.use_mmap is not False,
         kv_cache_type=cast(KVCacheType, config.kv_cache_type),
         flash_attention=cast(FlashAttention, config.flash_attention),
+        kv_unified=config.kv_unified,
         target_itl_ms=(config.target_itl or 0.0) * 1000,
         speculate=config.speculate,
         kv_ram_bytes=config.kv_ram,
@@ -66,6 +69,11 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
     return _with_slots(options, config.num_parallel or _auto_slots(header, options, machine))
 
 
+def automatic_threads(num_cores: int, config: Config) -> int:
+    """Threads of a runner for which nobody has asked for a number."""
+    return max(1, num_cores - config.leave_cores)
+
+
 def default_num_ctx(header: GGUFHeader, config: Config) -> int:
     """The window of whoever does not ask for one."""
     if header.pooling_type is not None and header.context_length and not config.context_length:
@@ -75,7 +83,7 @@ def default_num_ctx(header: GGUFHeader, config: Config) -> int:
 
 def estimate_bytes(header: GGUFHeader, options: LoadOptions) -> int:
     """All memory of a runner that has loaded the model with these options."""
-    kv = options.num_parallel * kv_bytes_per_slot(header, options)
+    kv = (1 if options.kv_unified else options.num_parallel) * kv_bytes_per_slot(header, options)
     return PROCESS_BYTES + header.tensor_bytes + kv + compute_bytes(header, options)
 
 
@@ -101,7 +109,8 @@ def compute_bytes(header: GGUFHeader, options: LoadOptions) -> int:
 def _auto_slots(header: GGUFHeader, options: LoadOptions, machine: Machine) -> int:
     """As many slots as the cores can use and as fit into a quarter of the memory, and into what the weights leave."""
     wanted = min(MAX_AUTO_SLOTS, max(4, 4 * machine.num_cores))
-    per_slot = max(1, kv_bytes_per_slot(header, options) + _logits_bytes(header))
+    kv = 0 if options.kv_unified else kv_bytes_per_slot(header, options)
+    per_slot = max(1, kv + _logits_bytes(header))
     left_by_rest = machine.available_bytes - estimate_bytes(header, options) + per_slot
     return max(1, min(wanted, machine.available_bytes // 4 // per_slot, left_by_rest // per_slot))
 

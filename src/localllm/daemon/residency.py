@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localllm.daemon import refusals
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
 from localllm.daemon.entry import FIRST_REASON, Entry, Room, Status
 from localllm.daemon.eviction import Candidate, choose_victims
 from localllm.daemon.standing import Standing, eta_seconds, standings
@@ -167,6 +167,10 @@ class Residency:
                 entry.waiting = [r for r in entry.waiting if r.id != request_id]
                 return self._settle(now)
         return []
+
+    def on_threads(self, num_threads: int) -> list[Effect]:
+        """The automatic number of threads is another one now."""
+        return [Retune(entry.runner, num_threads) for entry in self.entries() if entry.retune(num_threads)]
 
     def on_unload(self, key: str, now: float) -> tuple[bool, list[Effect]]:
         """End the model's runner once it is idle. False when it has none."""

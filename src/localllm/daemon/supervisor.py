@@ -21,11 +21,11 @@ import msgspec
 
 from localllm.config import Config
 from localllm.daemon import machine
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
 from localllm.daemon.entry import Entry, Status
 from localllm.daemon.link import Granted, Item, RunnerLink, Ticket
 from localllm.daemon.machine import Machine
-from localllm.daemon.memory import plan_load
+from localllm.daemon.memory import automatic_threads, plan_load
 from localllm.daemon.residency import Residency
 from localllm.daemon.runner_process import RUNNER_COMMAND
 from localllm.daemon.standing import Standing
@@ -41,6 +41,8 @@ __all__ = ["Granted", "Item", "KeepAlive", "ResidentModel", "Standing", "Supervi
 DEFAULT_MAX_MODELS = 3
 # A step of the engine takes half a second at most where the estimates hold; this is for a machine that swaps.
 STALL_SECONDS = 180.0
+# How often, at most, to look how many cores there are.
+CORES_SECONDS = 5.0
 
 KeepAlive = float | msgspec.UnsetType | None
 State = Literal["loading", "ready", "stopping"]
@@ -92,6 +94,7 @@ class Supervisor:
             load_timeout=config.load_timeout or None,
         )
         self._machine = Machine(0, 1)
+        self._cores_looked_at = -math.inf
         self._tickets: dict[str, Ticket] = {}
         self._links: dict[int, RunnerLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,6 +105,7 @@ class Supervisor:
     async def start(self) -> None:
         """Learn what the machine has. Must come before any request."""
         self._machine = await asyncio.to_thread(self._probe)
+        self._cores_looked_at = time.monotonic()
         num_cores, num_bytes = self._machine.num_cores, self._machine.available_bytes
         _log.info("%d cores and %.1f GiB of memory for models", num_cores, num_bytes / 2**30)
 
@@ -214,6 +218,7 @@ class Supervisor:
         """Hand the request to residency. From here on `_leave` is owed, unless this raises."""
         if model.adapter_paths:
             raise Unsupported(f"{model.name.display} has adapters, which are not supported", hint="Merge them first.")
+        self._look_at_cores()
         key = _key(model)
         if not self._residency.can_serve(key, wishes):
             pids = [link.process.pid for link in self._links.values() if link.process is not None]
@@ -230,6 +235,22 @@ class Supervisor:
             del self._tickets[ticket.id]
             raise
         return ticket
+
+    def _look_at_cores(self) -> None:
+        """With a request, now and then: a container's share or our affinity may have changed since the last look."""
+        now = time.monotonic()
+        if now >= self._cores_looked_at + CORES_SECONDS:
+            self._cores_looked_at = now
+            task = asyncio.create_task(self._count_cores())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _count_cores(self) -> None:
+        found = await asyncio.to_thread(self._probe)
+        if found.num_cores != self._machine.num_cores:
+            _log.info("%d cores instead of %d may be used now", found.num_cores, self._machine.num_cores)
+            self._machine = dataclasses.replace(self._machine, num_cores=found.num_cores)
+            self._apply(self._residency.on_threads(automatic_threads(found.num_cores, self._config)))
 
     def _leave(self, ticket: Ticket) -> None:
         """Whatever way the request has ended, nothing of it is left afterwards. Harmless when all is done already."""
@@ -270,6 +291,8 @@ class Supervisor:
                 self._refuse(effect)
             elif isinstance(effect, StartLoad):
                 self._start_runner(effect)
+            elif isinstance(effect, Retune):
+                self._links[effect.runner].set_threads(effect.num_threads)
             else:
                 self._stop_runner(effect)
         self._set_timer()

@@ -93,12 +93,12 @@ def _pointer(array: npt.NDArray[np.generic], kind: type) -> object:
 
 
 class Context:
-    """`num_slots` independent KV streams of `num_ctx` cells each (llama.cpp's split, non-unified cache)."""
+    """`num_slots` KV streams of `num_ctx` cells each; or one pool of `num_ctx` for all, if the options say so."""
 
     def __init__(self, model: Model, options: LoadOptions) -> None:
         """Allocate the KV memory and compute buffers. Raises LoadFailed when they do not fit."""
         params = lib.llama_context_default_params()
-        params.n_ctx = options.num_ctx * options.num_parallel
+        params.n_ctx = options.num_ctx * (1 if options.kv_unified else options.num_parallel)
         params.n_seq_max = options.num_parallel
         params.n_batch = options.num_batch
         params.n_ubatch = min(options.num_ubatch, options.num_batch)
@@ -108,7 +108,7 @@ class Context:
         params.n_threads_batch = options.num_threads_batch
         params.flash_attn_type = FLASH[options.flash_attention]
         params.type_k = params.type_v = _KV_TYPES[options.kv_cache_type]
-        params.kv_unified = False
+        params.kv_unified = options.kv_unified
         params.no_perf = True
         # A C function that says whether a string is not empty: asked thousands of times a step, it must not be Python.
         self._abort_flag = ctypes.create_string_buffer(2)
@@ -117,17 +117,22 @@ class Context:
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise LoadFailed(
-                f"llama.cpp could not allocate a context of {options.num_parallel} × {options.num_ctx} tokens: "
+                f"llama.cpp could not allocate a context of {params.n_ctx} tokens for {options.num_parallel} slots: "
                 f"{library.last_errors() or 'no reason given'}",
                 hint="Lower num_ctx (LOCALLLM_CONTEXT_LENGTH) or the number of slots (LOCALLLM_NUM_PARALLEL).",
             )
         self._row_type = ctypes.c_float * model.num_vocab
         self.num_slots = options.num_parallel
         self.is_in_main_memory = options.num_gpu_layers == 0 or not library.supports_gpu()
+        self.is_unified = options.kv_unified
         self.num_ctx = int(lib.llama_n_ctx_seq(self.handle))
-        self.batch = Batch(options.num_batch)
+        # llama.cpp takes no more tokens at once than all slots together have cells.
+        self.batch = Batch(int(lib.llama_n_batch(self.handle)))
         self._memory = lib.llama_get_memory(self.handle)
+        # Layers that see only so many of the last tokens; what `save` writes of them is no more than that.
+        self.num_window = int(lib.llama_model_n_swa(model.handle))
         self.can_cut = self._probe_cut(model)
+        self.can_shift = self.can_cut and bool(lib.llama_memory_can_shift(self._memory))
 
     def decode(self) -> DecodeResult:
         """Compute the batch. Raises DecodeError on a code that means a bug or a fatal condition.
@@ -151,6 +156,13 @@ class Context:
         """How many positions of `slot` are filled."""
         return int(lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
+    def holds(self, slot: int, num_tokens: int) -> bool:
+        """Whether `slot` has exactly `num_tokens` positions, with all that the next one will look at."""
+        if self.next_position(slot) != num_tokens:
+            return False
+        first = int(lib.llama_memory_seq_pos_min(self._memory, slot))
+        return not self.num_window or first <= max(0, num_tokens - self.num_window)
+
     def cut(self, slot: int, position: int) -> bool:
         """Forget everything of `slot` from `position` on. False, and nothing changed, when the memory cannot be cut."""
         return bool(lib.llama_memory_seq_rm(self._memory, slot, position, -1))
@@ -158,18 +170,34 @@ class Context:
     def copy(self, source: int, destination: int) -> None:
         """Replace all of `destination` by all of `source`; a part of a stream cannot be copied.
 
-        llama.cpp copies a stream with all its cells, used or not. In main memory it is quicker to write out those that
-        are used and read them in again (1 ms for 200 tokens of SmolLM2, where a stream of 5,120 cells takes 27 ms).
+        In a pool, the two then share their cells. Elsewhere llama.cpp copies a stream with all its cells, used or not;
+        in main memory it is quicker to write out those that are used and read them in again (1 ms for 200 tokens of
+        SmolLM2, where a stream of 5,120 cells takes 27 ms).
         """
-        if self.is_in_main_memory and self.next_position(source) < _MOSTLY_FULL * self.num_ctx:
+        is_quick = self.is_unified or not self.is_in_main_memory
+        if not is_quick and not self.num_window and self.next_position(source) < _MOSTLY_FULL * self.num_ctx:
             restored = self.restore(destination, self.save(source))
             assert restored, "llama.cpp refused what it had just written"
             return
         lib.llama_memory_seq_rm(self._memory, destination, -1, -1)
         lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
 
+    def shift(self, slot: int, num_kept: int, num_dropped: int) -> None:
+        """Forget `num_dropped` positions of `slot` after `num_kept`; those behind move up. See `can_shift`."""
+        assert self.can_shift
+        end = num_kept + num_dropped
+        lib.llama_memory_seq_rm(self._memory, slot, num_kept, end)
+        lib.llama_memory_seq_add(self._memory, slot, end, -1, -num_dropped)
+
+    def set_threads(self, num_threads: int, num_threads_batch: int) -> None:
+        """Compute with so many threads from the next step on: for single tokens and for more of them."""
+        lib.llama_set_n_threads(self.handle, num_threads, num_threads_batch)
+
     def save(self, slot: int) -> memoryview:
-        """All that `slot` holds, as bytes that `restore` understands in any context of the same kind."""
+        """All that `slot` holds, as bytes that `restore` understands in any context of the same kind.
+
+        Of a sliding window, that is what the next token looks at, so that a restored slot had better not be cut.
+        """
         size = int(lib.llama_state_seq_get_size(self.handle, slot))
         data = np.empty(size, np.uint8)
         written = int(lib.llama_state_seq_get_data(self.handle, _pointer(data, ctypes.c_uint8), size, slot))
@@ -191,6 +219,11 @@ class Context:
         Only back ends on the CPU look for it, between two operations of the graph.
         """
         self._abort_flag[0] = b"x"
+
+    @property
+    def can_swap(self) -> bool:
+        """Whether slots may change places at little cost, and whether it matters where they are."""
+        return self.is_in_main_memory and not self.is_unified and not self.num_window
 
     def swap(self, left: int, right: int) -> None:
         """Let two slots change places, through main memory."""

@@ -67,6 +67,9 @@ class Embedder:
         self._memory = lib.llama_get_memory(self._handle)
         self._batch = Batch(capacity)
 
+    def set_threads(self, num_threads: int) -> None:
+        lib.llama_set_n_threads(self._handle, num_threads, num_threads)
+
     def compute(self, inputs: list[list[int]]) -> list[Vector]:
         """A vector for each input, as the model gives it. Raises DecodeError.
 

@@ -34,11 +34,17 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
 
 
+class SetThreads(msgspec.Struct, frozen=True, tag="set_threads"):
+    """Compute with so many threads from the next step on."""
+
+    num_threads: int
+
+
 class Unload(msgspec.Struct, frozen=True, tag="unload"):
     """Sent before the daemon hangs up in peace: the runner may take a moment to write its prefix cache to disk."""
 
 
-Command = Load | Chat | Embed | Cancel | Unload
+Command = Load | Chat | Embed | Cancel | SetThreads | Unload
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):

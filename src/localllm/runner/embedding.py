@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from localllm.errors import ContextExceeded, InvalidRequest, LocalLLMError, Unsupported
@@ -69,7 +70,7 @@ class EmbeddingEngine:
         self._options = options
         self._send = send
         self.max_tokens = max_input_tokens(model, options)
-        self._inbox: queue.SimpleQueue[Job | str] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | str | int] = queue.SimpleQueue()
         self._jobs: dict[str, Job] = {}
         self._embedders: dict[Pooling | None, Embedder] = {}
 
@@ -85,6 +86,9 @@ class EmbeddingEngine:
 
     def cancel(self, id: str) -> None:
         self._inbox.put(id)
+
+    def set_threads(self, num_threads: int) -> None:
+        self._inbox.put(num_threads)
 
     def run(self) -> None:
         """Work until the process ends. Raises DecodeError when llama.cpp is beyond repair."""
@@ -102,8 +106,12 @@ class EmbeddingEngine:
             self._compute(items)
         self._send(Outputs(items))
 
-    def _take_in(self, event: Job | str, items: list[Output]) -> None:
-        if isinstance(event, Job):
+    def _take_in(self, event: Job | str | int, items: list[Output]) -> None:
+        if isinstance(event, int):
+            self._options = msgspec.structs.replace(self._options, num_threads_batch=event)
+            for embedder in self._embedders.values():
+                embedder.set_threads(event)
+        elif isinstance(event, Job):
             self._jobs[event.request.id] = event
             if not event.inputs:
                 self._finish(event, items)

@@ -58,7 +58,14 @@ class StepReport:
     failed: list[tuple[Sequence, ErrorInfo]] = field(default_factory=list)
 
 
-InboxItem = Arrival | Departure | Fetched | Ending
+@dataclass(frozen=True)
+class Retuned:
+    """The machine lets us use another number of threads from now on."""
+
+    num_threads: int
+
+
+InboxItem = Arrival | Departure | Fetched | Retuned | Ending
 Inbox = queue.SimpleQueue[InboxItem]
 
 
@@ -137,6 +144,8 @@ class Engine:
                     report.finished.append(leaver)
             case Fetched():
                 self._tiers.take_in(event)
+            case Retuned(num_threads):
+                self._context.set_threads(num_threads, num_threads)
             case Ending(seconds, done):
                 self._tiers.flush(seconds)
                 done()
@@ -145,12 +154,15 @@ class Engine:
         plan = self._scheduler.schedule(time.monotonic())
         for placement in plan.placements:
             if not self._tiers.fill(placement):
-                self._scheduler.recompute(placement.slot)
+                self._scheduler.recompute(placement.slot, plan)
+        for shift in plan.shifts:
+            self._context.shift(shift.slot, shift.num_kept, shift.num_dropped)
         if plan.swap is not None:
             self._swap(plan.swap)
         if not plan.chunks:
-            # All that wait do so for files, which take a moment.
-            self._handle(self._inbox.get(), report)
+            if not plan.placements:
+                # All that wait do so for files, which take a moment.
+                self._handle(self._inbox.get(), report)
             return
         outputs = self._fill_batch(plan)
         started = time.monotonic()
@@ -219,17 +231,20 @@ class Engine:
 
     def _take_back(self, plan: StepPlan, result: DecodeResult, report: StepReport) -> None:
         """The batch was not computed, or only in part: the memory goes back to what the sequences know of."""
-        for chunk in plan.chunks:
+        for chunk in list(plan.chunks):
             slot = chunk.sequence.slot
             assert slot is not None
             if not self._context.cut(slot, chunk.sequence.num_computed_tokens):
                 self._context.cut(slot, 0)
-                self._scheduler.recompute(slot)
+                self._scheduler.recompute(slot, plan)
         if result is DecodeResult.NO_ROOM:
             self._make_room(report)
 
     def _make_room(self, report: StepReport) -> None:
-        """The memory had no room for the batch: let somebody wait, or give up on the only one there is."""
+        """The memory had no room for the batch: give up old prefixes, let somebody wait, or give up on the only one."""
+        if self._context.is_unified and (evicted := self._cache.evict()) is not None:
+            self._tiers.evict(*evicted)
+            return
         victim = self._scheduler.preempt()
         if victim is not None:
             _log.warning("no room in the KV memory: %s waits", victim.id)

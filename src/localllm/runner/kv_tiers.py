@@ -38,10 +38,16 @@ class KVTiers:
         if snapshot is not None and not self._context.restore(placement.slot, snapshot):
             _log.warning("llama.cpp refused a snapshot of its own")
         was_cut = self._context.cut(placement.slot, placement.num_cached_tokens)
-        if was_cut and self._context.next_position(placement.slot) == placement.num_cached_tokens:
+        if was_cut and self._context.holds(placement.slot, placement.num_cached_tokens):
             return True
         self._context.cut(placement.slot, 0)
         return False
+
+    def evict(self, slot: int, save: Save | None) -> None:
+        """Empty a slot, and first keep what is worth it."""
+        if save is not None:
+            self.save(slot, save)
+        self._context.cut(slot, 0)
 
     def save(self, slot: int, save: Save) -> None:
         """Keep what `slot` holds, in memory and, if it is worth that, on disk."""

@@ -30,10 +30,10 @@ from localllm.llama.context import MAX_DRAFT_ROWS, Context
 from localllm.llama.model import Model
 from localllm.protocol import messages
 from localllm.protocol.channel import Channel
-from localllm.protocol.messages import Cancel, Chat, Command, Embed, Event, Load, Unload
+from localllm.protocol.messages import Cancel, Chat, Command, Embed, Event, Load, SetThreads, Unload
 from localllm.runner.cost import StepCost
 from localllm.runner.embedding import EmbeddingEngine
-from localllm.runner.engine import Ending, Engine, Inbox
+from localllm.runner.engine import Ending, Engine, Inbox, Retuned
 from localllm.runner.kv_files import KVFiles
 from localllm.runner.kv_tiers import KVTiers
 from localllm.runner.output import OutputThread
@@ -55,7 +55,7 @@ _FLUSH_SECONDS = 2.0
 class _Queues:
     """What the thread that reads the channel feeds: the preparing thread, and at the end the engine."""
 
-    requests: queue.SimpleQueue[Chat | Embed | Cancel] = field(default_factory=queue.SimpleQueue)
+    requests: queue.SimpleQueue[Chat | Embed | Cancel | SetThreads] = field(default_factory=queue.SimpleQueue)
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
     is_serving: threading.Event = field(default_factory=threading.Event)
 
@@ -67,6 +67,7 @@ class _Takers:
     chat: Callable[[ChatRequest], None]
     embed: Callable[[EmbedRequest], None]
     cancel: Callable[[str], None]
+    set_threads: Callable[[int], None]
 
 
 def main() -> None:
@@ -124,7 +125,8 @@ def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> Non
         if model.pooling_type is None:
             context = Context(model, load.options)
             template = load.chat_template or model.chat_template
-            preparer = Preparer(model, context.num_ctx, template, speculates=load.options.speculate)
+            speculates, can_shift = load.options.speculate, context.can_shift
+            preparer = Preparer(model, context.num_ctx, template, speculates=speculates, can_shift=can_shift)
         else:
             embeddings.load()
     except LocalLLMError as error:
@@ -133,7 +135,9 @@ def _serve(channel: Channel[Event, Command], load: Load, queues: _Queues) -> Non
     if model.pooling_type is None:
         _generate(channel, load, queues, model, context, preparer, embeddings)
     else:
-        _start_reader(channel, queues, _Takers(_refuse_chat, embeddings.submit, embeddings.cancel))
+        _start_reader(
+            channel, queues, _Takers(_refuse_chat, embeddings.submit, embeddings.cancel, embeddings.set_threads)
+        )
         channel.send(messages.Loaded(_info(model, load.options, num_slots=1, num_ctx=embeddings.max_tokens)))
         embeddings.run()
 
@@ -153,14 +157,19 @@ def _generate(
 ) -> None:
     """Be the engine of a model that generates text; vectors, where somebody wants some of it, are made beside."""
     options = load.options
-    cache = PrefixCache(context.num_slots, can_cut=context.can_cut, snapshot_budget=options.kv_ram_bytes)
+    cache = PrefixCache(
+        context.num_slots,
+        can_cut=context.can_cut,
+        can_cut_snapshots=not context.num_window,
+        snapshot_budget=options.kv_ram_bytes,
+    )
     cost = StepCost(options.target_itl_ms / 1000)
     scheduler = Scheduler(
         cache=cache,
         max_batch_tokens=context.batch.capacity,
         cost=cost,
         can_cut=context.can_cut,
-        can_swap=context.is_in_main_memory,
+        can_swap=context.can_swap,
         max_drafts=MAX_DRAFT_ROWS,
     )
     tiers = KVTiers(context, cache, _files(load, queues.inbox), context.num_ctx)
@@ -179,9 +188,13 @@ def _generate(
         engine.cancel(id)
         embeddings.cancel(id)
 
+    def set_threads(num_threads: int) -> None:
+        queues.inbox.put(Retuned(num_threads))
+        embeddings.set_threads(num_threads)
+
     output.start()
     threading.Thread(target=_run_beside, args=(embeddings,), name="embeddings", daemon=True).start()
-    _start_reader(channel, queues, _Takers(chat, embeddings.submit, cancel))
+    _start_reader(channel, queues, _Takers(chat, embeddings.submit, cancel, set_threads))
     queues.is_serving.set()
     channel.send(messages.Loaded(_info(model, options, num_slots=context.num_slots, num_ctx=context.num_ctx)))
     engine.run()
@@ -203,7 +216,8 @@ def _files(load: Load, inbox: Inbox) -> KVFiles | None:
     path = Path(load.model_path)
     # A blob is named by its content; any other file is known by its place, size and time.
     name = path.name if path.name.startswith("sha256-") else f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}"
-    kind = [name, options.kv_cache_type, options.flash_attention, options.num_gpu_layers, library.version()]
+    kind = [name, options.kv_cache_type, options.flash_attention, options.num_gpu_layers, options.kv_unified]
+    kind.append(library.version())
     key = hashlib.sha256(json.dumps(kind).encode()).digest()
     return KVFiles(Path(options.kv_folder), key, options.kv_disk_bytes, inbox.put)
 
@@ -238,6 +252,9 @@ def _prepare(channel: Channel[Event, Command], queues: _Queues, takers: _Takers)
         command = queues.requests.get()
         if isinstance(command, Cancel):
             takers.cancel(command.id)
+            continue
+        if isinstance(command, SetThreads):
+            takers.set_threads(command.num_threads)
             continue
         try:
             if isinstance(command, Embed):

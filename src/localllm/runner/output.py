@@ -109,6 +109,7 @@ def _finished(request: LiveRequest, reason: FinishReason, num_output_tokens: int
             num_cached_tokens=sequence.num_cached_tokens,
             num_output_tokens=num_output_tokens,
             num_dropped_messages=request.num_dropped_messages,
+            num_dropped_tokens=sequence.num_dropped_tokens,
             num_draft_tokens=sequence.drafter.num_draft_tokens if sequence.drafter else 0,
             num_accepted_tokens=sequence.drafter.num_accepted_tokens if sequence.drafter else 0,
         ),

@@ -80,6 +80,8 @@ class _Slot:
     last_used: int = 0
     client: str = ""
     is_pinned: bool = False
+    # The window was shifted: only the tokens before that point are followed by what they say.
+    is_shifted: bool = False
 
     @property
     def holder(self) -> Holder:
@@ -87,9 +89,12 @@ class _Slot:
 
 
 class PrefixCache:
-    def __init__(self, num_slots: int, *, can_cut: bool, snapshot_budget: int = 0) -> None:
+    def __init__(
+        self, num_slots: int, *, can_cut: bool, can_cut_snapshots: bool = True, snapshot_budget: int = 0
+    ) -> None:
         """`can_cut` False: the memory cannot drop a tail, so a holder serves only a prompt that extends all it holds.
 
+        `can_cut_snapshots` False: so it is with snapshots and files, if not with slots.
         `snapshot_budget`: bytes of main memory for snapshots; 0 for none.
         """
         self.num_slots = num_slots
@@ -99,6 +104,7 @@ class PrefixCache:
         for slot in self._slots:
             self._index.put(slot.holder, slot.tokens, 0)
         self._can_cut = can_cut
+        self._can_cut_snapshots = can_cut and can_cut_snapshots
         self._clock = 0
         self._next_id = 0
 
@@ -133,7 +139,8 @@ class PrefixCache:
 
     def _soon(self, tokens: list[int]) -> int:
         limit = len(tokens) - 1
-        return max((common_prefix(slot.tokens, tokens, limit) for slot in self._slots if slot.is_leased), default=0)
+        growing = (slot for slot in self._slots if slot.is_leased and not slot.is_shifted)
+        return max((common_prefix(slot.tokens, tokens, limit) for slot in growing), default=0)
 
     def _usable(self, tokens: list[int]) -> dict[Holder, int]:
         """How many tokens of the prompt each slot and snapshot could supply; those that supply none are left out."""
@@ -142,7 +149,8 @@ class PrefixCache:
             if holder.tier is Tier.DISK or not length:
                 continue
             is_leased = holder.tier is Tier.SLOT and self._slots[holder.id].is_leased
-            if self._can_cut or (length == self._index.length(holder) and not is_leased):
+            can_cut = self._can_cut if holder.tier is Tier.SLOT else self._can_cut_snapshots
+            if can_cut or (length == self._index.length(holder) and not is_leased):
                 usable[holder] = length
         return usable
 
@@ -195,6 +203,7 @@ class PrefixCache:
     def _take(self, slot: _Slot, tokens: list[int], num_held: int) -> None:
         assert not slot.is_leased, "a leased slot was leased again"
         slot.is_leased = True
+        slot.is_shifted = False
         slot.tokens = tokens
         self._index.put(slot.holder, tokens, num_held)
         self._touch(slot)
@@ -229,11 +238,35 @@ class PrefixCache:
     def advance(self, slot: int, num_held: int) -> None:
         """The leased slot now holds the first `num_held` tokens of its sequence."""
         assert self._slots[slot].is_leased
-        self._index.advance(Holder(Tier.SLOT, slot), num_held)
+        if not self._slots[slot].is_shifted:
+            self._index.advance(Holder(Tier.SLOT, slot), num_held)
+
+    def shift(self, slot: int, tokens: list[int], num_kept: int) -> None:
+        """The leased slot's sequence is `tokens` now; of its memory, only the first `num_kept` tokens fit it.
+
+        What comes after them was computed when there were others between.
+        """
+        leased = self._slots[slot]
+        assert leased.is_leased
+        leased.tokens, leased.is_shifted = tokens, True
+        self._index.put(leased.holder, tokens, min(num_kept, self._held(slot)))
 
     def forget(self, slot: int) -> None:
         """The leased slot turned out to hold nothing."""
         self._index.put(Holder(Tier.SLOT, slot), self._slots[slot].tokens, 0)
+
+    def evict(self) -> tuple[int, Save | None] | None:
+        """Give up what the longest unused free slot holds: its id and what to keep of it first. None: none holds any.
+
+        For a memory that all slots share.
+        """
+        holding = [slot for slot in self._slots if not slot.is_leased and self._held(slot.id)]
+        if not holding:
+            return None
+        victim = min(holding, key=lambda slot: (slot.is_pinned, slot.last_used))
+        save = self._save(victim, 0)
+        self._index.put(victim.holder, [], 0)
+        return victim.id, save
 
     def release(self, slot: int) -> None:
         """End a lease; what the slot holds stays for later prompts."""
@@ -297,7 +330,7 @@ class PrefixCache:
         files = {
             holder.id: length
             for holder, length in self._index.matches(tokens, len(tokens) - 1).items()
-            if holder.tier is Tier.DISK and (self._can_cut or length == self._index.length(holder))
+            if holder.tier is Tier.DISK and (self._can_cut_snapshots or length == self._index.length(holder))
         }
         best = max(files, key=lambda id: files[id], default=None)
         return best if best is not None and files[best] - known >= MIN_FETCH_TOKENS else None
@@ -318,8 +351,8 @@ class PrefixCache:
         return [(slot.id, self._index.tokens(slot.holder)) for slot in free]
 
     def _made_redundant(self, tier: Tier, tokens: list[int]) -> list[int]:
-        """Holders in `tier` that have nothing but a beginning of `tokens`: of no use where memories can be cut."""
-        if not self._can_cut:
+        """Holders in `tier` that have nothing but a beginning of `tokens`: of no use where snapshots can be cut."""
+        if not self._can_cut_snapshots:
             return []
         matches = self._index.matches(tokens, len(tokens))
         return [h.id for h, length in matches.items() if h.tier is tier and length == self._index.length(h)]

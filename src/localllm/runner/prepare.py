@@ -22,19 +22,26 @@ from localllm.runner.speculate import Drafter
 from localllm.runner.text import TextStream
 from localllm.types import ChatRequest, Finished, Message, Usage
 
+# How many windows an answer may fill that is not bounded otherwise.
+_MAX_SHIFTED_WINDOWS = 10
+
 
 @dataclass(frozen=True)
 class _Prompt:
     text: str
     tokens: list[int]
     num_dropped_messages: int = 0
+    num_dropped_tokens: int = 0
 
 
 class Preparer:
     """Owns the compiled chat template. Used by the reader thread only."""
 
-    def __init__(self, model: Model, num_ctx: int, template_source: str, *, speculates: bool) -> None:
+    def __init__(
+        self, model: Model, num_ctx: int, template_source: str, *, speculates: bool, can_shift: bool = False
+    ) -> None:
         self._model = model
+        self._can_shift = can_shift
         self._speculates = speculates
         self._num_ctx = num_ctx
         self._template = ChatTemplate(template_source, bos_token=model.bos_text, eos_token=model.eos_text)
@@ -49,6 +56,8 @@ class Preparer:
 
     def prepare(self, request: ChatRequest) -> tuple[LiveRequest, Arrival]:
         """Raises ContextExceeded with both numbers, TemplateError, or InvalidRequest."""
+        if request.shift and not self._can_shift:
+            raise Unsupported("this model's window cannot be shifted", hint="Leave shift out.", field="shift")
         compiled = self._constrainer.check(request)
         prompt = self._fit(request)
         constraint = self._constrainer.constrain(request, compiled, prompt.text)
@@ -62,6 +71,9 @@ class Preparer:
             client=request.client,
             is_pinned=request.pin,
             drafter=Drafter(prompt.tokens) if self._speculates and request.speculate else None,
+            window=self._num_ctx if request.shift else None,
+            num_keep=self._num_keep(request, len(prompt.tokens)),
+            num_dropped_tokens=prompt.num_dropped_tokens,
         )
         sampler = Sampler(
             *(self._model, request.sampling, prompt.tokens, self._num_ctx),
@@ -74,9 +86,16 @@ class Preparer:
 
     def _max_tokens(self, request: ChatRequest, num_prompt_tokens: int) -> int:
         num_predict = request.sampling.num_predict
+        # One that may go on for ever must end some time: Ollama's bound.
+        longest = _MAX_SHIFTED_WINDOWS * self._num_ctx if request.shift else self._num_ctx
         if num_predict is None or num_predict < 0:
-            return self._num_ctx
-        return min(self._num_ctx, num_prompt_tokens + num_predict)
+            return longest
+        return min(longest, num_prompt_tokens + num_predict)
+
+    def _num_keep(self, request: ChatRequest, num_prompt_tokens: int) -> int:
+        """How many tokens of the prompt stay for good, at most three quarters of the window."""
+        asked = request.sampling.num_keep
+        return min(num_prompt_tokens if asked < 0 else asked, num_prompt_tokens, self._num_ctx * 3 // 4)
 
     def _text_stream(self, request: ChatRequest, prompt: str, sampler: Sampler) -> TextStream:
         is_chat = request.messages is not None
@@ -97,10 +116,19 @@ class Preparer:
             if len(prompt.tokens) < self._num_ctx:
                 return dataclasses.replace(prompt, num_dropped_messages=num_dropped)
             shorter = drop_oldest(messages) if request.truncate and messages else None
+            if shorter is None and request.truncate and request.shift:
+                return dataclasses.replace(self._shorten(prompt, request), num_dropped_messages=num_dropped)
             if shorter is None:
                 raise self._too_long(len(prompt.tokens))
             num_dropped += len(messages or ()) - len(shorter)
             messages = shorter
+
+    def _shorten(self, prompt: _Prompt, request: ChatRequest) -> _Prompt:
+        """The first tokens and the last ones, such that half of the rest of the window is left for the answer."""
+        num_keep = self._num_keep(request, len(prompt.tokens))
+        num_last = max(1, (self._num_ctx - num_keep) // 2)
+        tokens = prompt.tokens[:num_keep] + prompt.tokens[-num_last:]
+        return _Prompt(prompt.text, tokens, num_dropped_tokens=len(prompt.tokens) - len(tokens))
 
     def _read(self, request: ChatRequest, messages: Sequences[Message] | None) -> _Prompt:
         text = self._render(request, messages)

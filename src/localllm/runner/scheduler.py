@@ -38,11 +38,21 @@ class Chunk:
     draft: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Shift:
+    """Drop `num_dropped` tokens of `slot` after the first `num_kept`, and let those behind them move up."""
+
+    slot: int
+    num_kept: int
+    num_dropped: int
+
+
 @dataclass
 class StepPlan:
-    """What the engine does next: the placements in order or a swap, then the chunks (ascending slots) in one batch."""
+    """What the engine does next, in this order: placements, shifts, a swap; the chunks, by slot, are one batch."""
 
     placements: list[Placement] = field(default_factory=list)
+    shifts: list[Shift] = field(default_factory=list)
     swap: Swap | None = None
     chunks: list[Chunk] = field(default_factory=list)
     num_decode_tokens: int = 0
@@ -112,6 +122,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Admit what fits, then share out one step's tokens. The plan is empty only when there is no work."""
         plan = StepPlan(placements=self._admit(now))
+        plan.shifts = [shift for sequence in self._running if (shift := self._shift(sequence)) is not None]
         if not plan.placements:
             plan.swap = self._move_together()
         decoding = [s for s in self._running if s.num_missing_tokens == 1]
@@ -133,6 +144,17 @@ class Scheduler:
         plan.chunks.sort(key=lambda chunk: chunk.sequence.slot or 0)
         return plan
 
+    def _shift(self, sequence: Sequence) -> Shift | None:
+        """Make room for a sequence whose window is full, if it may go on nevertheless."""
+        num_dropped = sequence.shift()
+        if not num_dropped:
+            return None
+        assert sequence.slot is not None
+        assert sequence.num_missing_tokens + num_dropped == 1, "a full window is computed but for its last token"
+        sequence.num_computed_tokens -= num_dropped
+        self._cache.shift(sequence.slot, sequence.tokens, sequence.num_keep)
+        return Shift(sequence.slot, sequence.num_keep, num_dropped)
+
     def _move_together(self) -> Swap | None:
         """Let the running sequences' slots follow each other, where moving one costs less than it will save soon."""
         swap = self._cache.scattered() if self._can_swap else None
@@ -152,7 +174,7 @@ class Scheduler:
         for sequence in decoding:
             if sequence.drafter is not None:
                 # The last token that may come needs no draft, and nor does anything after it.
-                limit = min(MAX_DRAFT_TOKENS, room, sequence.max_tokens - sequence.num_tokens - 1)
+                limit = min(MAX_DRAFT_TOKENS, room, sequence.room - 1)
                 if draft := sequence.drafter.propose(limit):
                     proposals.append(Proposal(sequence.id, draft, sequence.drafter.acceptance))
         return choose_drafts(proposals, len(decoding), self._cost, room)
@@ -172,6 +194,8 @@ class Scheduler:
         return placements
 
     def _start(self, sequence: Sequence, now: float) -> Placement:
+        # One that was preempted with a full window.
+        sequence.shift()
         placement = self._cache.lease(sequence.tokens, client=sequence.client, is_pinned=sequence.is_pinned)
         assert placement is not None, "there was a free slot"
         self._waiting.remove(sequence)
@@ -186,9 +210,10 @@ class Scheduler:
         self._fair.charge(sequence.client, sequence.num_missing_tokens)
         return placement
 
-    def recompute(self, slot: int) -> None:
-        """The memory of `slot` could not be filled as planned: its sequence starts from its first token."""
+    def recompute(self, slot: int, plan: StepPlan) -> None:
+        """The memory of `slot` is not what `plan` counts on: its sequence starts anew, in a later step."""
         (sequence,) = (s for s in self._running if s.slot == slot)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         if sequence.num_cached_tokens == sequence.num_computed_tokens:
             sequence.num_cached_tokens = 0
         sequence.num_computed_tokens = 0

@@ -22,6 +22,8 @@ class Sequence:
     Times are in seconds of one monotonic clock. `max_tokens` bounds prompt plus answer. `num_prefilled` counts the
     tokens of its prompt that were computed for it. `is_fetching`: it waits for a file of the prefix cache.
     `drafter` proposes tokens to check together with the next one; None when that is not wanted.
+    `window` is how many tokens the memory holds, for an answer that may go on beyond that: tokens after the first
+    `num_keep` are then dropped. None for one that ends there.
     """
 
     id: str
@@ -33,10 +35,13 @@ class Sequence:
     client: str = ""
     is_pinned: bool = False
     drafter: Drafter | None = None
+    window: int | None = None
+    num_keep: int = 0
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_dropped_tokens: int = 0
     slot: int | None = None
     status: Status = Status.WAITING
     num_prefilled: int = 0
@@ -73,6 +78,26 @@ class Sequence:
         self.tokens.append(token)
         if len(self.tokens) >= self.max_tokens:
             self.finish("length", now)
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come before the answer ends or the window is full."""
+        return min(self.max_tokens, self.window or self.max_tokens) - len(self.tokens)
+
+    def shift(self) -> int:
+        """Make room in a full window: drop half of what comes after the kept tokens. Returns how many were dropped.
+
+        As in llama.cpp's own programs (context shift); 0 while there is room, or when the answer ends with the window.
+        """
+        if self.window is None or len(self.tokens) < self.window:
+            return 0
+        num_dropped = (len(self.tokens) - self.num_keep + 1) // 2
+        self.tokens = self.tokens[: self.num_keep] + self.tokens[self.num_keep + num_dropped :]
+        self.max_tokens -= num_dropped
+        self.num_dropped_tokens += num_dropped
+        if self.drafter is not None:
+            self.drafter.restart(self.tokens)
+        return num_dropped
 
     def finish(self, reason: FinishReason, now: float) -> None:
         self.status = Status.FINISHED

@@ -28,13 +28,17 @@ class Drafter:
 
     def __init__(self, tokens: list[int]) -> None:
         """`tokens` is the sequence's own list, which goes on growing."""
+        self.restart(tokens)
+        self.acceptance = _FIRST_ACCEPTANCE
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+
+    def restart(self, tokens: list[int]) -> None:
+        """The sequence has another list now."""
         self._tokens = tokens
         self._after: dict[tuple[int, ...], int] = {}
         self._num_seen = 0
         self._paused_until = 0
-        self.acceptance = _FIRST_ACCEPTANCE
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
 
     def propose(self, limit: int) -> list[int]:
         """Up to `limit` tokens that followed the last time the end of the sequence was seen; often none."""

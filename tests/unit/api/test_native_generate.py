@@ -70,7 +70,7 @@ async def test_a_raw_prompt_is_sent_as_it_is(daemon: Daemon) -> None:
         ({"model": "embedder", "prompt": "x"}, 400, '"embedder" does not support generate'),
         ({"model": "tiny", "prompt": "x", "template": "{{ .Prompt }}"}, 400, '"template" is not supported yet'),
         ({"model": "tiny", "prompt": "x", "images": ["aGk="]}, 400, '"images": images cannot be read'),
-        ({"model": "tiny", "prompt": "x", "shift": True}, 400, '"shift" is not supported yet'),
+        ({"model": "tiny", "prompt": "x", "shift": "yes"}, 400, '"shift": expected bool, got str'),
         ({"model": "tiny", "prompt": "x", "context": "y"}, 400, '"context": expected array, got str'),
         *(
             (
@@ -94,6 +94,18 @@ async def test_mistakes_are_answered_in_ollamas_words(
 @pytest.mark.parametrize("empty", [{"images": [], "suffix": "", "template": None, "shift": False, "logprobs": False}])
 async def test_fields_that_ask_for_nothing_are_no_mistake(daemon: Daemon, empty: dict[str, Any]) -> None:
     assert (await daemon.post("/api/generate", model="tiny", prompt="x", **empty)).status_code == 200
+
+
+async def test_a_window_is_shifted_only_when_asked(daemon: Daemon) -> None:
+    await daemon.post("/api/generate", model="tiny", prompt="x")
+    assert not daemon.supervisor.request.shift
+    usage = Usage(num_prompt_tokens=9, num_output_tokens=300, num_dropped_tokens=124)
+    daemon.supervisor.script = (Finished("length", usage),)
+    response = await daemon.post("/api/generate", model="tiny", prompt="x", shift=True, options={"num_keep": -1})
+    last = response.json()
+    request = daemon.supervisor.request
+    assert (request.shift, request.sampling.num_keep) == (True, -1)
+    assert (last["truncated"], last["dropped_token_count"]) == (True, 124)
 
 
 async def test_a_suffix_reaches_the_runner_without_a_chat_around_it(daemon: Daemon) -> None:

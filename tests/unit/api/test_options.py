@@ -41,7 +41,7 @@ def test_every_option_finds_its_place() -> None:
             "use_mmap": False,
         },
     )
-    assert sampling == SamplingParams(1.0, 5, 0.5, 0.1, 0.9, -1, 1.1, 0.2, 0.3, 42, 9, ("a", "b"))
+    assert sampling == SamplingParams(1.0, 5, 0.5, 0.1, 0.9, -1, 1.1, 0.2, 0.3, 42, 9, stop=("a", "b"))
     assert wishes == LoadWishes(100, 64, 0, 1, 3, False)
 
 

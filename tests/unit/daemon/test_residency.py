@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
 from localllm.daemon.entry import Status
 from localllm.daemon.residency import PATIENCE_SECONDS, Residency
 from localllm.errors import LoadFailed
@@ -35,6 +35,7 @@ class World:
         self.loads: dict[int, StartLoad] = {}
         self.stops: list[tuple[str, str]] = []
         self.forced: list[str] = []
+        self.threads: dict[int, int] = {}
         self.num_requests = 0
         self.residency = Residency(
             self.plan, **{"max_models": 3, "max_queue": 512, "keep_alive": 300.0, "load_timeout": 60.0, **settings}
@@ -59,6 +60,8 @@ class World:
                 self.errors[effect.request_id] = effect.error
             elif isinstance(effect, StartLoad):
                 self.loads[effect.runner] = effect
+            elif isinstance(effect, Retune):
+                self.threads[effect.runner] = effect.num_threads
             else:
                 self.note_stop(effect)
         self.residency.check_integrity()

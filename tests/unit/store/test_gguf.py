@@ -21,8 +21,8 @@ from tests.fixtures.ggufs import (
     string,
     tensor_entry,
     write_gguf,
-    write_tiny_llama,
 )
+from tests.fixtures.tiny_models import write_tiny_llama
 
 from localllm.errors import InvalidModelFile
 from localllm.store import gguf_reader
