@@ -11,6 +11,7 @@ from localllm.api import shape
 from localllm.api.asking import Ask, ToolChoice
 from localllm.api.generation import Think
 from localllm.api.options import parse_keep_alive
+from localllm.api.turn import turn_of
 from localllm.api.wire import check_integers, invalid, unsupported
 from localllm.api.wire_anthropic import CountTokensBody, MessageBody, MessagesBody, ToolChoiceBody
 from localllm.types import Grammar, Message, ToolCall
@@ -36,6 +37,7 @@ def to_ask(body: CountTokensBody, started_ns: int) -> Ask:
         think=wants_thinking(body) and (_effort(body) or True),
         must_think=False,
         grammar=shape.choose(_format(body), grammar=body.grammar, regex=body.regex),
+        turn=turn_of(body),
     )
 
 

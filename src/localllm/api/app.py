@@ -48,7 +48,7 @@ def _routes(services: Services) -> list[Route]:
     native, inventory, openai = NativeRoutes(services), InventoryRoutes(services), OpenAIRoutes(services)
     blobs, anthropic, responses = BlobRoutes(services), AnthropicRoutes(services), ResponsesRoutes(services)
     completions, embedding = CompletionRoutes(services), EmbeddingRoutes(services)
-    completions, tokens, queue = CompletionRoutes(services), TokenRoutes(services), QueueRoutes(services)
+    tokens, queue = TokenRoutes(services), QueueRoutes(services)
     return [
         Route("/", root),
         Route("/health", health),

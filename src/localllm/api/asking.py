@@ -12,6 +12,7 @@ from localllm.api import generation
 from localllm.api.finder import ModelFinder
 from localllm.api.generation import Job, Think
 from localllm.api.options import parse_options
+from localllm.api.turn import Turn
 from localllm.api.wire import invalid
 from localllm.daemon.supervisor import KeepAlive
 from localllm.types import ChatRequest, Grammar, Message
@@ -47,6 +48,7 @@ class Ask:
     num_top_logprobs: int | None = None
     truncate: bool = False
     shift: bool = False
+    turn: Turn = Turn()
 
 
 async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
@@ -67,10 +69,10 @@ async def job_of(models: ModelFinder, request: Request, ask: Ask) -> Job:
         truncate=ask.truncate,
         shift=ask.shift,
         num_top_logprobs=ask.num_top_logprobs,
-        client=generation.client_of(request),
         grammar=ask.grammar,
         forced_tools=_forced(tools, ask.choice),
         max_tool_calls=0 if ask.choice.is_parallel else 1,
+        **ask.turn.fields(request),
     )
     return Job(ask.name, model, chat, wishes, ask.keep_alive, ask.started_ns)
 

@@ -22,6 +22,7 @@ from localllm.api.openai_request import options_of, variants
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.progress import commentator
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
+from localllm.api.turn import turn_of
 from localllm.api.wire import decode, invalid, json_bytes, json_response, read_body
 from localllm.api.wire_openai import CompletionBody, TextChoice, TextCompletion, Usage
 from localllm.types import ChatRequest, Delta
@@ -65,8 +66,8 @@ class CompletionRoutes:
             suffix=body.suffix,
             sampling=sampling,
             num_top_logprobs=None if body.logprobs is UNSET else body.logprobs,
-            client=generation.client_of(request),
             grammar=grammar,
+            **turn_of(body).fields(request),
         )
         job = Job(body.model, model, base, wishes, keep_alive, started_ns)
         return [

@@ -14,6 +14,7 @@ from localllm.api import generation
 from localllm.api.generation import Services
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.streaming import WhileConnected
+from localllm.api.turn import turn_of
 from localllm.api.wire import decode, invalid, json_response, read_body
 from localllm.api.wire_embedding import (
     Document,
@@ -168,6 +169,7 @@ class EmbeddingRoutes:
             truncate=truncate,
             dimensions=dimensions,
             pooling=None if body.pooling is UNSET else body.pooling,
+            priority=turn_of(body).priority_for(request),
             client=generation.client_of(request),
         )
 

@@ -41,11 +41,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """The good end of a job. Durations in nanoseconds; `load_ns` is all the time until the model was there for it."""
+    """The good end of a job. Durations in nanoseconds; `load_ns` is all the time until the model was there for it.
+
+    `num_thinking_tokens` are those of the deltas that had thinking.
+    """
 
     finished: Finished
     load_ns: int
     total_ns: int
+    num_thinking_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,12 @@ class Services:
 async def events(supervisor: Supervisor, job: Job) -> AsyncGenerator[Delta | Ended, None]:
     """The deltas of an answer and then exactly one Ended. Raises LocalLLMError; closing it cancels the request."""
     deadline.check(supervisor.eta_seconds(job.model))
-    granted_ns = job.started_ns
+    granted_ns, num_thinking_tokens = job.started_ns, 0
     stream = supervisor.generate(job.model, job.request, job.wishes, job.keep_alive)
     async with aclosing(stream):
         async for event in stream:
             if isinstance(event, Delta):
+                num_thinking_tokens += event.num_tokens if event.thinking else 0
                 yield event
             elif isinstance(event, Granted):
                 granted_ns = time.perf_counter_ns()
@@ -80,7 +85,7 @@ async def events(supervisor: Supervisor, job: Job) -> AsyncGenerator[Delta | End
                 if event.finish_reason == "cancelled":
                     raise RequestCancelled("the request was cancelled before its answer was complete")
                 now = time.perf_counter_ns()
-                yield Ended(event, granted_ns - job.started_ns, now - job.started_ns)
+                yield Ended(event, granted_ns - job.started_ns, now - job.started_ns, num_thinking_tokens)
 
 
 async def choices(supervisor: Supervisor, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta | Ended], None]:

@@ -17,6 +17,7 @@ from localllm.api.errors import native_line
 from localllm.api.generation import Ended, Job, Services, Think
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.streaming import NDJSON, StreamingReply, WhileConnected
+from localllm.api.turn import turn_of
 from localllm.api.wire import decode, json_line, json_response, read_body, unsupported
 from localllm.api.wire_native import (
     ChatBody,
@@ -90,8 +91,8 @@ class NativeRoutes:
             truncate=body.truncate,
             shift=body.shift,
             return_tokens=not body.raw,
-            client=generation.client_of(request),
             grammar=grammar,
+            **turn_of(body).fields(request),
             num_top_logprobs=body.top_logprobs if body.logprobs else None,
         )
         job = Job(body.model, model, text, wishes, keep_alive, started_ns)
@@ -176,6 +177,7 @@ def _chat_ask(body: ChatBody, keep_alive: KeepAlive, grammar: Grammar | None, st
         num_top_logprobs=body.top_logprobs if body.logprobs else None,
         truncate=body.truncate,
         shift=body.shift,
+        turn=turn_of(body),
     )
 
 
@@ -238,6 +240,8 @@ def _metrics(ended: Ended) -> dict[str, Any]:
         "prompt_eval_duration": timings.prefill_ns,
         "eval_count": usage.num_output_tokens,
         "eval_duration": timings.decode_ns,
+        "draft_count": usage.num_draft_tokens,
+        "draft_accepted_count": usage.num_accepted_tokens,
         "truncated": usage.num_dropped_messages > 0 or usage.num_dropped_tokens > 0,
         "dropped_message_count": usage.num_dropped_messages,
         "dropped_token_count": usage.num_dropped_tokens,

@@ -23,11 +23,13 @@ from localllm.api.openai_request import grammar_of, options_of, think_of, to_mes
 from localllm.api.options import parse_keep_alive
 from localllm.api.progress import commentator
 from localllm.api.streaming import SSE, StreamingReply, WhileConnected
+from localllm.api.turn import turn_of
 from localllm.api.wire import decode, json_bytes, json_response, read_body
 from localllm.api.wire_openai import (
     ChatCompletionBody,
     Choice,
     Completion,
+    CompletionTokensDetails,
     ModelCard,
     ModelCards,
     PromptTokensDetails,
@@ -82,6 +84,7 @@ class OpenAIRoutes:
             think=think_of(body),
             grammar=grammar_of(body),
             num_top_logprobs=parse_count(body.logprobs, body.top_logprobs),
+            turn=turn_of(body),
         )
         job = await job_of(self._models, request, ask)
         return [replace(job, request=chat) for chat in variants(job.request, body.n)]
@@ -214,9 +217,15 @@ def usage_of(ended: Sequence[Ended]) -> Usage:
     """Answers to one prompt: it counts once, and as cached what of it was so for the first that computed it."""
     usages = [one.finished.usage for one in ended]
     num_prompt_tokens, num_output_tokens = usages[0].num_prompt_tokens, sum(u.num_output_tokens for u in usages)
+    num_accepted_tokens = sum(u.num_accepted_tokens for u in usages)
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_output_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(min(u.num_cached_tokens for u in usages)),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(one.num_thinking_tokens for one in ended),
+            accepted_prediction_tokens=num_accepted_tokens,
+            rejected_prediction_tokens=sum(u.num_draft_tokens for u in usages) - num_accepted_tokens,
+        ),
     )

@@ -37,6 +37,8 @@ _MAX_SEED = 2**63 - 1
 _FOREVER_SECONDS = 100 * 365 * 86400.0
 
 _KNOWN = _INTEGERS | _FLOATS | _BOOLEANS | _TEXTS | {"logit_bias"}
+# Not about sampling or loading: see turn.
+_ELSEWHERE = frozenset({"pin", "priority"})
 _SAMPLING = frozenset(SamplingParams.__struct_fields__)
 _LOAD = frozenset(LoadWishes.__struct_fields__)
 
@@ -55,7 +57,7 @@ def parse_options(
             continue
         if name in _KNOWN:
             known[name] = _typed(name, value)
-        else:
+        elif name not in _ELSEWHERE:
             _log.warning("unknown option %.40r is ignored", name)
     return _sampling(known), _wishes(known)
 

@@ -34,7 +34,7 @@ from localllm.api.wire_responses import (
     Usage,
 )
 from localllm.errors import InvalidRequest, LocalLLMError
-from localllm.types import Delta, Finished, Message, ToolCall
+from localllm.types import Delta, Message, ToolCall
 
 MAX_CONVERSATIONS = 256
 MAX_CHARACTERS = 32 << 20
@@ -88,7 +88,7 @@ class ResponsesRoutes:
             return StreamingReply(self._events(job, new, conversation), SSE, new.failure, beat)
         async with WhileConnected(request.receive):
             answer = await generation.answer(self._supervisor, job)
-        new.take(answer.delta, answer.ended.finished)
+        new.take(answer.delta, answer.ended)
         self._keep(new, conversation)
         return json_response(new.response)
 
@@ -98,7 +98,7 @@ class ResponsesRoutes:
         async with aclosing(generation.events(self._supervisor, job)) as stream:
             async for event in stream:
                 is_end = isinstance(event, Ended)
-                for part in new.end(event.finished) if isinstance(event, Ended) else new.add(event):
+                for part in new.end(event) if isinstance(event, Ended) else new.add(event):
                     yield encode_event(part)
                 if is_end:
                     self._keep(new, conversation)
@@ -148,9 +148,9 @@ class _NewResponse:
                 texts[item.type] += _part_of(item).text
         return Message("assistant", texts["message"], thinking=texts["reasoning"], tool_calls=tuple(self._calls))
 
-    def take(self, delta: Delta, finished: Finished) -> None:
+    def take(self, delta: Delta, ended: Ended) -> None:
         """A whole answer, of which nobody wants to hear the steps."""
-        for _ in (*self.add(delta), *self.end(finished)):
+        for _ in (*self.add(delta), *self.end(ended)):
             pass
 
     def add(self, delta: Delta) -> Iterator[Event]:
@@ -162,13 +162,13 @@ class _NewResponse:
         for call in delta.tool_calls:
             yield from self._call(call)
 
-    def end(self, finished: Finished) -> Iterator[Event]:
+    def end(self, ended: Ended) -> Iterator[Event]:
         yield from self._start()
         if not self.response.output:
             yield from self._say("message", "")
         yield from self._close()
-        self.response.usage = _usage(finished)
-        is_cut = finished.finish_reason == "length"
+        self.response.usage = _usage(ended)
+        is_cut = ended.finished.finish_reason == "length"
         self.response.status = "incomplete" if is_cut else "completed"
         if is_cut:
             self.response.incomplete_details = Incomplete("max_output_tokens")
@@ -264,12 +264,12 @@ def _part_of(item: Item) -> Part:
     return parts[0]
 
 
-def _usage(finished: Finished) -> Usage:
-    usage = finished.usage
+def _usage(ended: Ended) -> Usage:
+    usage = ended.finished.usage
     return Usage(
         input_tokens=usage.num_prompt_tokens,
         input_tokens_details=InputDetails(usage.num_cached_tokens),
         output_tokens=usage.num_output_tokens,
-        output_tokens_details=OutputDetails(),
+        output_tokens_details=OutputDetails(ended.num_thinking_tokens),
         total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
     )

@@ -12,6 +12,7 @@ from localllm.api.asking import Ask
 from localllm.api.generation import Think
 from localllm.api.openai_request import parse_arguments
 from localllm.api.options import parse_keep_alive
+from localllm.api.turn import turn_of
 from localllm.api.wire import invalid, unsupported
 from localllm.api.wire_native import parse_role
 from localllm.api.wire_responses import ResponsesBody
@@ -41,6 +42,7 @@ def to_ask(body: ResponsesBody, conversation: Sequence[Message], started_ns: int
         think=_think(body),
         grammar=shape.choose(format, grammar=body.grammar, regex=body.regex),
         truncate=body.truncation == "auto",
+        turn=turn_of(body),
     )
 
 

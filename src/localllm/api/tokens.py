@@ -12,27 +12,22 @@ from localllm.api import generation
 from localllm.api.generation import Job, Services
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.streaming import WhileConnected
-from localllm.api.wire import Body, decode, json_response, read_body
+from localllm.api.turn import turn_of
+from localllm.api.wire import ModelBody, decode, json_response, read_body
 from localllm.errors import InvalidRequest
 from localllm.types import ChatRequest, Finished
 
 
-class TokenizeBody(Body, kw_only=True):
+class TokenizeBody(ModelBody, kw_only=True):
     """`content` is llama-server's name for `text`. `add_special`: with what the model wants first, like BOS."""
 
-    model: str = ""
     text: str = ""
     content: str = ""
     add_special: bool = False
-    keep_alive: object = msgspec.UNSET
-    options: dict[str, object] = msgspec.field(default_factory=dict)
 
 
-class DetokenizeBody(Body, kw_only=True):
-    model: str = ""
+class DetokenizeBody(ModelBody, kw_only=True):
     tokens: tuple[int, ...] = ()
-    keep_alive: object = msgspec.UNSET
-    options: dict[str, object] = msgspec.field(default_factory=dict)
 
 
 class Tokens(msgspec.Struct):
@@ -68,7 +63,7 @@ class TokenRoutes:
         keep_alive = parse_keep_alive(body.keep_alive)
         model = await self._models.find(body.model)
         _, wishes = parse_options(model.parameters, body.options)
-        asked = msgspec.structs.replace(asked, id=generation.new_id(), client=generation.client_of(request))
+        asked = msgspec.structs.replace(asked, id=generation.new_id(), **turn_of(body).fields(request))
         async with WhileConnected(request.receive):
             return await generation.inspect(
                 self._supervisor, Job(body.model, model, asked, wishes, keep_alive, started_ns)

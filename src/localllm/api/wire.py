@@ -35,6 +35,23 @@ class Body(msgspec.Struct, kw_only=True):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
 
+class ModelBody(Body, kw_only=True):
+    """What every request to a model may say: see options, turn and docs/api.md. Some of it is nobody's but ours."""
+
+    model: str = ""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    keep_alive: Any = msgspec.UNSET
+    priority: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class AnswerBody(ModelBody, kw_only=True):
+    """What every request for text may say besides."""
+
+    pin: bool = False
+    grammar: str = ""
+    regex: str = ""
+
+
 B = TypeVar("B", bound=Body)
 
 

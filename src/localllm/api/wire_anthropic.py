@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localllm.api.wire import Body
+from localllm.api.wire import AnswerBody
 
 # ---- requests ----
 
@@ -39,20 +39,15 @@ class OutputConfigBody(msgspec.Struct):
     format: FormatBody | UnsetType = UNSET
 
 
-class CountTokensBody(Body, kw_only=True):
-    """What both routes read. `options`, `keep_alive`, `grammar` and `regex` are not Anthropic's: see /api/chat."""
+class CountTokensBody(AnswerBody, kw_only=True):
+    """What both routes read."""
 
-    model: str = ""
     messages: tuple[MessageBody, ...] = ()
     system: Any = UNSET
     tools: tuple[Any, ...] = ()
     tool_choice: ToolChoiceBody = msgspec.field(default_factory=ToolChoiceBody)
     thinking: ThinkingBody = msgspec.field(default_factory=ThinkingBody)
     output_config: OutputConfigBody = msgspec.field(default_factory=OutputConfigBody)
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    keep_alive: Any = UNSET
-    grammar: str = ""
-    regex: str = ""
 
 
 class MessagesBody(CountTokensBody, kw_only=True):

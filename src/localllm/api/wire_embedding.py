@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from localllm.api.wire import Body, invalid
+from localllm.api.wire import ModelBody, invalid
 from localllm.errors import InvalidRequest
 from localllm.types import Pooling
 
@@ -19,12 +19,9 @@ from localllm.types import Pooling
 Inputs = tuple[str | tuple[int, ...], ...]
 
 
-class VectorBody(Body, kw_only=True):
+class VectorBody(ModelBody, kw_only=True):
     """`pooling` is not Ollama's: it makes vectors with a model that was made to generate text."""
 
-    model: str = ""
-    keep_alive: Any = UNSET
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
     pooling: Pooling | UnsetType = UNSET
 
 

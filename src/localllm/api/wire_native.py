@@ -14,28 +14,23 @@ from msgspec import UNSET, UnsetType
 
 from localllm.api.logprobs import NativeEntry
 from localllm.api.shape import ANY_OBJECT, of_schema
-from localllm.api.wire import Body, check_integers, invalid
+from localllm.api.wire import AnswerBody, Body, check_integers, invalid
 from localllm.errors import InvalidRequest, Unsupported
 from localllm.types import Grammar, Message, Role, ToolCall
 
 # ---- requests ----
 
 
-class InferenceBody(Body, kw_only=True):
+class InferenceBody(AnswerBody, kw_only=True):
     """What generate and chat have in common."""
 
-    model: str = ""
     stream: bool = True
     format: Any = UNSET
-    keep_alive: Any = UNSET
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
     think: Any = UNSET
     truncate: bool = True
     shift: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
-    grammar: str = ""
-    regex: str = ""
     debug_render_only: bool = msgspec.field(default=False, name="_debug_render_only")
 
 
@@ -181,8 +176,9 @@ class ReplyMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
 class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A chunk, a whole answer, or the end of one. `message` is chat's, `response` generate's.
 
-    Not Ollama's: `prompt_cached_count` of the prompt's tokens needed no computing; `truncated` says that not all fitted
-    the window, `dropped_message_count` and `dropped_token_count` what was left out.
+    Not Ollama's: `prompt_cached_count` of the prompt's tokens needed no computing; `draft_count` tokens were guessed
+    ahead, `draft_accepted_count` of them rightly; `truncated` says that not all fitted the window,
+    `dropped_message_count` and `dropped_token_count` what was left out.
     """
 
     model: str
@@ -201,6 +197,8 @@ class InferenceReply(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_eval_duration: int = 0
     eval_count: int = 0
     eval_duration: int = 0
+    draft_count: int = 0
+    draft_accepted_count: int = 0
     truncated: bool = False
     dropped_message_count: int = 0
     dropped_token_count: int = 0

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localllm.api.logprobs import ChatLogprobs, CompletionLogprobs
-from localllm.api.wire import Body
+from localllm.api.wire import AnswerBody
 
 # ---- requests ----
 
@@ -44,8 +44,11 @@ class MessageBody(msgspec.Struct):
     name: str = ""
 
 
-class ChatCompletionBody(Body, kw_only=True):
-    """`num_ctx`, `options`, `keep_alive` and `think` are not OpenAI's: they mean what they mean on /api/chat."""
+class ChatCompletionBody(AnswerBody, kw_only=True):
+    """`num_ctx` and `think` are not OpenAI's: they mean what they mean on /api/chat.
+
+    `prediction` is taken, and not needed: what may be guessed is found in the conversation itself.
+    """
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "functions": ([],),
@@ -55,7 +58,6 @@ class ChatCompletionBody(Body, kw_only=True):
         "web_search_options": (),
     }
 
-    model: str = ""
     messages: tuple[MessageBody, ...] = ()
     stream: bool = False
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
@@ -72,23 +74,19 @@ class ChatCompletionBody(Body, kw_only=True):
     top_logprobs: int = 0
     n: int = 1
     response_format: dict[str, Any] = msgspec.field(default_factory=dict)
-    grammar: str = ""
-    regex: str = ""
+    prediction: Any = UNSET
     tools: tuple[Any, ...] = ()
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: Any = UNSET
     reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
     num_ctx: int | UnsetType = UNSET
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    keep_alive: Any = UNSET
     think: Any = UNSET
 
 
-class CompletionBody(Body, kw_only=True):
+class CompletionBody(AnswerBody, kw_only=True):
     """`prompt` is text or the ids of tokens, or a list of either. The extensions are those of ChatCompletionBody."""
 
-    model: str = ""
     prompt: Any = ""
     suffix: str = ""
     stream: bool = False
@@ -105,11 +103,7 @@ class CompletionBody(Body, kw_only=True):
     n: int = 1
     best_of: int | UnsetType = UNSET
     echo: bool = False
-    grammar: str = ""
-    regex: str = ""
     num_ctx: int | UnsetType = UNSET
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    keep_alive: Any = UNSET
 
 
 # ---- replies ----
@@ -155,11 +149,20 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """A predicted token is one that was guessed ahead; `reasoning_tokens` belong to thinking."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Completion(msgspec.Struct, omit_defaults=True, kw_only=True):

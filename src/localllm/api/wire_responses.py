@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localllm.api.wire import Body
+from localllm.api.wire import AnswerBody
 
 # ---- requests ----
 
@@ -21,9 +21,7 @@ class TextBody(msgspec.Struct):
     format: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class ResponsesBody(Body, kw_only=True):
-    """`options`, `keep_alive`, `grammar` and `regex` are not OpenAI's: see /api/chat."""
-
+class ResponsesBody(AnswerBody, kw_only=True):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background": (False,),
         "conversation": (),
@@ -31,7 +29,6 @@ class ResponsesBody(Body, kw_only=True):
         "top_logprobs": (0,),
     }
 
-    model: str = ""
     input: Any = UNSET
     instructions: str = ""
     previous_response_id: str = ""
@@ -47,10 +44,6 @@ class ResponsesBody(Body, kw_only=True):
     text: TextBody = msgspec.field(default_factory=TextBody)
     truncation: str = "disabled"
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    keep_alive: Any = UNSET
-    grammar: str = ""
-    regex: str = ""
 
 
 # ---- replies ----

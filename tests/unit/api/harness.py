@@ -34,6 +34,8 @@ DONE = Finished(
     Timings(queue_ns=1, prefill_ns=2_000_000, decode_ns=3_000_000),
 )
 
+NOTHING_GUESSED = {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
 Step = Item | LocalLLMError | asyncio.Event | Exception
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.api.harness import DONE, Daemon
+from tests.unit.api.harness import DONE, NOTHING_GUESSED, Daemon
 
 from localllm.daemon.supervisor import Granted
 from localllm.types import Delta, TokenLogprob
@@ -26,6 +26,7 @@ async def test_a_prompt_is_continued_with_no_chat_around_it(daemon: Daemon) -> N
             "completion_tokens": 2,
             "total_tokens": 9,
             "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": NOTHING_GUESSED,
         },
     }
     request = daemon.supervisor.request

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.api.harness import DONE, Daemon
+from tests.unit.api.harness import DONE, NOTHING_GUESSED, Daemon
 
 from localllm.api import logprobs
 from localllm.daemon.supervisor import Granted
@@ -108,6 +108,7 @@ async def test_several_answers_come_in_one_reply(daemon: Daemon) -> None:
         "completion_tokens": 6,
         "total_tokens": 13,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": NOTHING_GUESSED,
     }
     requests = [call.request for call in daemon.supervisor.calls if call.request is not None]
     assert [request.sampling.seed for request in requests] == [5, 6, 7]

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.unit.api.harness import DONE, Daemon
+from tests.unit.api.harness import DONE, NOTHING_GUESSED, Daemon
 
 from localllm.daemon.supervisor import Granted
 from localllm.errors import ContextExceeded, QueueFull, RunnerCrashed
@@ -20,6 +20,7 @@ USAGE = {
     "completion_tokens": 2,
     "total_tokens": 9,
     "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": NOTHING_GUESSED,
 }
 
 
