@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.runner.cost import StepCost
-from localllm.runner.prefix_cache import PrefixCache
+from localllm.runner.prefix_cache import PrefixCache, Save
 from localllm.runner.scheduler import TURN_TOKENS, Scheduler, StepPlan
 from localllm.runner.sequence import Sequence, Status
 from localllm.runner.speculate import Drafter
@@ -359,19 +360,27 @@ def test_a_growing_chat_is_not_written_to_disk_at_every_turn() -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: st.DataObject) -> None:
-    """Arrivals, cancels, preemptions, drafts and end tokens in any order, over prompts that share prefixes."""
+    """Arrivals, cancels, preemptions, evictions, shifts, drafts and end tokens, over prompts that share prefixes."""
     num_slots = data.draw(st.integers(1, 4))
-    cache = PrefixCache(num_slots, can_cut=True, snapshot_budget=data.draw(st.sampled_from([0, 2000, 10_000])))
+    can_cut_snapshots = data.draw(st.booleans())
+    cache = PrefixCache(
+        num_slots,
+        can_cut=True,
+        can_cut_snapshots=can_cut_snapshots,
+        snapshot_budget=data.draw(st.sampled_from([0, 2000, 10_000])),
+    )
     scheduler = Scheduler(
         cache=cache, max_batch_tokens=data.draw(st.integers(20, 200)), cost=StepCost(0.02), can_swap=True, max_drafts=4
     )
-    memory = Memory(cache, num_slots)
+    memory = Memory(cache, num_slots, can_cut_snapshots=can_cut_snapshots)
     live: dict[str, Sequence] = {}
     ended: list[str] = []
 
     def step(now: float) -> None:
         plan = scheduler.schedule(now)
         assert plan.chunks, "there is work but the plan is empty"
+        for slot in memory.place(plan, is_refused=lambda: data.draw(st.integers(0, 9)) == 0):
+            scheduler.recompute(slot, plan)
         memory.play(plan)
         sampled = {}
         for chunk in plan.chunks:
@@ -387,7 +396,7 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
             memory.cut(slot, sequence.num_computed_tokens)
 
     for number in range(40):
-        action = data.draw(st.sampled_from(["add", "add", "cancel", "preempt", "step", "step", "step"]))
+        action = data.draw(st.sampled_from(["add", "add", "cancel", "preempt", "evict", "step", "step", "step"]))
         if action == "add":
             shared = data.draw(st.sampled_from([0, 10, 90, 150]))
             own = data.draw(st.lists(st.integers(6, 8), min_size=1, max_size=90))
@@ -395,6 +404,8 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
             sequence = Sequence(f"s{number}", tokens, len(tokens) + 6, float(number), frozenset({EOG}))
             sequence.client = data.draw(st.sampled_from(["x", "y"]))
             sequence.drafter = Drafter(sequence.tokens)
+            if data.draw(st.booleans()):
+                sequence.window, sequence.num_keep = len(tokens) + 2, min(4, len(tokens))
             live[sequence.id] = sequence
             scheduler.add(sequence)
         elif action == "cancel" and live:
@@ -403,6 +414,9 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
             ended.append(id)
         elif action == "preempt":
             scheduler.preempt()
+        elif action == "evict":
+            if (evicted := cache.evict()) is not None:
+                memory.evict(*evicted)
         elif scheduler.has_work:
             step(float(number))
         scheduler.check_integrity()
@@ -412,36 +426,75 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
     assert len(set(ended)) == len(ended)
 
 
+Cell = tuple[int, int]
+
+
+def chain(tokens: list[int], cells: list[Cell]) -> list[Cell]:
+    """The cells of `tokens` after `cells`: each depends on its own token and on all before it."""
+    added: list[Cell] = []
+    for token in tokens:
+        before = (*cells, *added)[-1:]
+        added.append((token, hash((token, before))))
+    return added
+
+
 class Memory:
     """A model of the KV memory and of the snapshots: each sequence must find exactly its own tokens in its slot."""
 
-    def __init__(self, cache: PrefixCache, num_slots: int) -> None:
+    def __init__(self, cache: PrefixCache, num_slots: int, *, can_cut_snapshots: bool) -> None:
         self._cache = cache
-        self._held: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
-        self._saved: dict[int, list[int]] = {}
+        self._can_cut_snapshots = can_cut_snapshots
+        self._held: dict[int, list[Cell]] = {slot: [] for slot in range(num_slots)}
+        self._saved: dict[int, list[Cell]] = {}
 
-    def play(self, plan: StepPlan) -> None:
+    def place(self, plan: StepPlan, is_refused: Callable[[], bool]) -> list[int]:
+        """Carry out the placements; returns the slots that were to be filled from elsewhere and could not be."""
+        refused = []
         for placement in plan.placements:
             snapshot = None if placement.snapshot is None else self._saved.get(placement.snapshot, [])
             if placement.save is not None:
-                assert self._held[placement.slot][: len(placement.save.tokens)] == placement.save.tokens
-                self._saved[placement.save.id] = placement.save.tokens
-                for id in self._cache.store(placement.save, 8 * len(placement.save.tokens)):
-                    del self._saved[id]
+                self._save(placement.slot, placement.save)
             if placement.source is not None:
                 self._held[placement.slot] = list(self._held[placement.source])
             if snapshot is not None:
+                assert self._can_cut_snapshots or len(snapshot) == placement.num_cached_tokens
                 self._held[placement.slot] = list(snapshot)
+                if is_refused():
+                    self._held[placement.slot] = []
+                    refused.append(placement.slot)
             self.cut(placement.slot, placement.num_cached_tokens)
+        return refused
+
+    def play(self, plan: StepPlan) -> None:
+        for shift in plan.shifts:
+            held = self._held[shift.slot]
+            self._held[shift.slot] = held[: shift.num_kept] + held[shift.num_kept + shift.num_dropped :]
         if plan.swap is not None:
             one, other = plan.swap.leased, plan.swap.free
             self._held[one], self._held[other] = self._held[other], self._held[one]
         for chunk in plan.chunks:
             sequence = chunk.sequence
             assert sequence.slot is not None
-            done = sequence.num_computed_tokens
-            assert self._held[sequence.slot] == sequence.tokens[:done], "a sequence would read another's memory"
-            self._held[sequence.slot] += [*sequence.tokens[done : done + chunk.num_tokens], *chunk.draft]
+            done, held = sequence.num_computed_tokens, self._held[sequence.slot]
+            assert [token for token, _ in held] == sequence.tokens[:done], "a sequence would read another's memory"
+            if not sequence.num_dropped_tokens:
+                assert held == chain(sequence.tokens[:done], []), "a sequence would read what was written after others"
+            assert chunk.wants_output == (done + chunk.num_tokens == sequence.num_tokens), "a token after a part of it"
+            assert done + chunk.num_tokens + len(chunk.draft) <= (sequence.window or 1000), "beyond the window"
+            self._held[sequence.slot] += chain(
+                [*sequence.tokens[done : done + chunk.num_tokens], *chunk.draft], self._held[sequence.slot]
+            )
+
+    def evict(self, slot: int, save: Save | None) -> None:
+        if save is not None:
+            self._save(slot, save)
+        self._held[slot] = []
+
+    def _save(self, slot: int, save: Save) -> None:
+        assert self._held[slot][: len(save.tokens)] == chain(save.tokens, [])
+        self._saved[save.id] = self._held[slot][: len(save.tokens)]
+        for id in self._cache.store(save, 8 * len(save.tokens)):
+            del self._saved[id]
 
     def cut(self, slot: int, length: int) -> None:
         self._held[slot] = self._held[slot][:length]
