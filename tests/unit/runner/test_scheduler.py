@@ -458,11 +458,12 @@ class Memory:
                 self._held[placement.slot] = list(self._held[placement.source])
             if snapshot is not None:
                 assert self._can_cut_snapshots or len(snapshot) == placement.num_cached_tokens
-                self._held[placement.slot] = list(snapshot)
-                if is_refused():
-                    self._held[placement.slot] = []
-                    refused.append(placement.slot)
+                self._held[placement.slot] = [] if is_refused() else list(snapshot)
             self.cut(placement.slot, placement.num_cached_tokens)
+            # Also what is copied from a slot that could not be filled itself.
+            if len(self._held[placement.slot]) != placement.num_cached_tokens:
+                self._held[placement.slot] = []
+                refused.append(placement.slot)
         return refused
 
     def play(self, plan: StepPlan) -> None:
