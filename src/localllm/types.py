@@ -92,6 +92,7 @@ class LoadWishes(msgspec.Struct, frozen=True, omit_defaults=True):
     main_gpu: int | None = None
     num_thread: int | None = None
     use_mmap: bool | None = None
+    kv_cache_type: KVCacheType | None = None
 
 
 class LoadOptions(msgspec.Struct, frozen=True, omit_defaults=True):

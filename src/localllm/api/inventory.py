@@ -220,6 +220,8 @@ def _runner_state(resident: ResidentModel) -> RunnerState:
         num_gpu_layers=info.num_gpu_layers if info is not None else 0,
         loaded_because=resident.reason,
     )
+    if resident.step_age is not None:
+        state.step_age = round(resident.step_age, 3)
     if resident.state == "loading":
         state.load_fraction = resident.fraction
     return state

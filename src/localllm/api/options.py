@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from localllm.config import parse_duration
 from localllm.daemon.supervisor import KeepAlive
 from localllm.errors import InvalidOption, InvalidRequest
-from localllm.types import LoadWishes, SamplingParams
+from localllm.types import KVCacheType, LoadWishes, SamplingParams
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ _FLOATS = frozenset(
 )
 _BOOLEANS = frozenset({"use_mmap", "ignore_eos"})
 _TEXTS = frozenset({"stop", "dry_sequence_breakers"})
+_KV_TYPES: tuple[str, ...] = get_args(KVCacheType)
 # llama.cpp compares each breaker with every word of the vocabulary, before the first token.
 _MAX_BREAKERS = 16
 _MAX_BIASES = 1024
@@ -36,7 +37,7 @@ _MAX_SEED = 2**63 - 1
 # Longer than anybody lives: taken as forever, because a date that far away cannot be written down.
 _FOREVER_SECONDS = 100 * 365 * 86400.0
 
-_KNOWN = _INTEGERS | _FLOATS | _BOOLEANS | _TEXTS | {"logit_bias"}
+_KNOWN = _INTEGERS | _FLOATS | _BOOLEANS | _TEXTS | {"logit_bias", "kv_cache_type"}
 # Not about sampling or loading: see turn.
 _ELSEWHERE = frozenset({"pin", "priority"})
 _SAMPLING = frozenset(SamplingParams.__struct_fields__)
@@ -100,6 +101,8 @@ def _wishes(known: Mapping[str, Any]) -> LoadWishes:
 def _typed(name: str, value: Any) -> Any:
     if name in _TEXTS:
         return _texts(name, value)
+    if name == "kv_cache_type":
+        return value if value in _KV_TYPES else _refuse(name, f"one of {', '.join(_KV_TYPES)}")
     if name == "logit_bias":
         return _biases(value)
     if name in _BOOLEANS:

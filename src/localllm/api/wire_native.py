@@ -251,7 +251,10 @@ class ListedModel(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RunnerState(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What Ollama does not tell about a loaded model. `load_fraction` is there while it is being loaded."""
+    """What Ollama does not tell about a loaded model.
+
+    `load_fraction` is there while it is being loaded, `step_age` while it is busy: the seconds since its last step.
+    """
 
     state: str
     pid: int | None
@@ -263,6 +266,7 @@ class RunnerState(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_gpu_layers: int
     loaded_because: str
     load_fraction: float | UnsetType = UNSET
+    step_age: float | UnsetType = UNSET
 
 
 class RunningModel(msgspec.Struct, kw_only=True):

@@ -105,6 +105,8 @@ def differences(plan: LoadPlan, wishes: LoadWishes, *, has_gpu: bool = True) -> 
         return f"num_ctx {wishes.num_ctx} is more than the loaded {options.num_ctx}"
     if wishes.num_thread and wishes.num_thread != options.num_threads:
         return f"num_thread {wishes.num_thread} is not the loaded {options.num_threads}"
+    if wishes.kv_cache_type and wishes.kv_cache_type != options.kv_cache_type:
+        return f"kv_cache_type {wishes.kv_cache_type} is not the loaded {options.kv_cache_type}"
     if not has_gpu:
         return ""
     is_explicit = wishes.num_gpu is not None and wishes.num_gpu >= 0

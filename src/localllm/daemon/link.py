@@ -90,6 +90,7 @@ class RunnerLink:
         self._stall_seconds = stall_seconds
         self._tickets: dict[str, Ticket] = {}
         self._was_heard = False
+        self._heard_at = time.monotonic()
         self._num_silent_checks = 0
         self._check: asyncio.TimerHandle | None = None
 
@@ -122,6 +123,7 @@ class RunnerLink:
     async def _listen(self, process: RunnerProcess) -> None:
         while (event := await process.channel.receive()) is not None:
             self._was_heard = True
+            self._heard_at = time.monotonic()
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
@@ -190,9 +192,15 @@ class RunnerLink:
     # The watchdog counts silent checks instead of looking at the clock, so that a daemon which was itself suspended
     # gives the runner's words time to arrive.
 
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago a runner with requests finished its last step; None for one that has nothing to do."""
+        return time.monotonic() - self._heard_at if self._tickets else None
+
     def _start_checks(self) -> None:
         self._num_silent_checks = 0
         self._was_heard = True
+        self._heard_at = time.monotonic()
         if self._check is None:
             self._plan_check()
 

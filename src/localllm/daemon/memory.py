@@ -55,7 +55,7 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
         num_gpu_layers=gpu_layers(wishes.num_gpu, header.num_layers),
         main_gpu=wishes.main_gpu or 0,
         use_mmap=wishes.use_mmap is not False,
-        kv_cache_type=cast(KVCacheType, config.kv_cache_type),
+        kv_cache_type=wishes.kv_cache_type or cast(KVCacheType, config.kv_cache_type),
         flash_attention=cast(FlashAttention, config.flash_attention),
         kv_unified=config.kv_unified,
         target_itl_ms=(config.target_itl or 0.0) * 1000,
@@ -128,6 +128,7 @@ def _merge(wishes: Sequence[LoadWishes], default: int) -> LoadWishes:
         main_gpu=_first(wish.main_gpu for wish in wishes),
         num_thread=_first(wish.num_thread or None for wish in wishes),
         use_mmap=_first(wish.use_mmap for wish in wishes),
+        kv_cache_type=_first(wish.kv_cache_type for wish in wishes),
     )
 
 

@@ -56,7 +56,8 @@ class ResidentModel:
 
     `info` is known once it is ready. `num_queued` counts the requests beyond those that it decodes. `expires_at` is
     None for "never"; while the model is busy it is when it would end if nothing else came. `size_bytes` is an estimate
-    and `fraction` how much of a load is done. `reason` says why it was loaded.
+    and `fraction` how much of a load is done. `reason` says why it was loaded. `step_age` is how long ago a busy one
+    finished its last step, in seconds.
     """
 
     model: StoredModel
@@ -70,6 +71,7 @@ class ResidentModel:
     size_bytes: int
     fraction: float
     reason: str
+    step_age: float | None = None
 
 
 class Supervisor:
@@ -381,6 +383,7 @@ class Supervisor:
             size_bytes=entry.plan.size_bytes,
             fraction=entry.fraction if entry.status is Status.LOADING else 1.0,
             reason=entry.reason,
+            step_age=link.silent_seconds if link is not None else None,
         )
 
 

@@ -192,7 +192,7 @@ def resident(daemon: Daemon, name: str, **changes: Any) -> ResidentModel:
 
 
 async def test_ps_tells_what_is_loaded_and_how(daemon: Daemon) -> None:
-    soon = resident(daemon, "tiny")
+    soon = resident(daemon, "tiny", step_age=0.25)
     forever = resident(daemon, "tooler", expires_at=None, state="loading", info=None, fraction=0.25, pid=None)
     daemon.supervisor.residents = [soon, forever]
     first, second = (await daemon.client.get("/api/ps")).json()["models"]
@@ -231,6 +231,7 @@ async def test_ps_tells_what_is_loaded_and_how(daemon: Daemon) -> None:
             "num_threads_batch": 3,
             "num_gpu_layers": 1,
             "loaded_because": "it was asked for",
+            "step_age": 0.25,
         },
     }
 

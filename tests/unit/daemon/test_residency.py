@@ -45,7 +45,8 @@ class World:
     def plan(self, model: object, wishes: Sequence[LoadWishes], _free_bytes: int) -> LoadPlan:
         num_ctx = min(max(w.num_ctx or 4096 for w in wishes), NUM_CTX_TRAIN)
         threads = next((w.num_thread for w in wishes if w.num_thread), 4)
-        options = LoadOptions(num_ctx, self.num_parallel, threads, threads)
+        is_fixed = any(w.num_thread for w in wishes)
+        options = LoadOptions(num_ctx, self.num_parallel, threads, threads, has_fixed_threads=is_fixed)
         size = WEIGHTS[cast(str, model)] + num_ctx * self.num_parallel // 1024
         return LoadPlan(options, size, NUM_CTX_TRAIN)
 
@@ -193,6 +194,8 @@ class TestOptions:
             (LoadWishes(), LoadWishes(num_thread=4), False),
             (LoadWishes(), LoadWishes(num_thread=2), True),
             (LoadWishes(), LoadWishes(num_thread=0), False),
+            (LoadWishes(), LoadWishes(kv_cache_type="f16"), False),
+            (LoadWishes(), LoadWishes(kv_cache_type="q8_0"), True),
             (LoadWishes(), LoadWishes(num_gpu=-1), False),
             (LoadWishes(), LoadWishes(num_gpu=99), False),
             (LoadWishes(), LoadWishes(num_gpu=0), True),
@@ -206,6 +209,18 @@ class TestOptions:
         id = world.ask("small", wanted)
         assert (id not in world.granted) == is_reloaded
         assert bool(world.stops) == is_reloaded
+
+    def test_runners_follow_the_cores_unless_a_number_was_asked_for(self) -> None:
+        world = World()
+        world.bring_in("small")
+        world.bring_in("other", wishes=LoadWishes(num_thread=3))
+        world.apply(world.residency.on_threads(2))
+        (runner,) = world.threads
+        assert (world.loads[runner].name, world.threads[runner]) == ("small", 2)
+        assert [e.plan.options.num_threads for e in world.residency.entries()] == [2, 3]
+        world.threads.clear()
+        world.apply(world.residency.on_threads(2))
+        assert not world.threads
 
     def test_wishes_about_a_gpu_mean_nothing_without_one(self) -> None:
         world = World()

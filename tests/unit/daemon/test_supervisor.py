@@ -274,6 +274,19 @@ class TestDeath:
             await daemon.ask("hang")
         assert await daemon.ask("say") == "w0 w1 w2"
 
+    async def test_the_age_of_the_last_step_grows_while_a_busy_runner_is_silent(
+        self, start_daemon: StartDaemon
+    ) -> None:
+        daemon = await start_daemon()
+        await daemon.ask("say")
+        (idle,) = daemon.supervisor.resident()
+        assert idle.step_age is None
+        stream = await daemon.granted("hang")
+        await asyncio.sleep(0.2)
+        (busy,) = daemon.supervisor.resident()
+        assert busy.step_age is not None and busy.step_age >= 0.1
+        await stream.aclose()
+
     async def test_a_slow_runner_is_not_taken_for_a_hung_one(self, start_daemon: StartDaemon) -> None:
         daemon = await start_daemon(stall_seconds=0.4)
         assert len((await daemon.ask("slow", num_predict=40)).split()) == 40

@@ -379,8 +379,8 @@ def test_random_traffic_keeps_all_invariants_and_every_sequence_ends_once(data: 
     def step(now: float) -> None:
         plan = scheduler.schedule(now)
         assert plan.chunks, "there is work but the plan is empty"
-        for slot in memory.place(plan, is_refused=lambda: data.draw(st.integers(0, 9)) == 0):
-            scheduler.recompute(slot, plan)
+        for refused in memory.place(plan, is_refused=lambda: data.draw(st.integers(0, 9)) == 0):
+            scheduler.recompute(refused, plan)
         memory.play(plan)
         sampled = {}
         for chunk in plan.chunks:
