@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import localllm
-from localllm.api import stubs
+from localllm.api import description, stubs
 from localllm.api.anthropic import AnthropicRoutes
 from localllm.api.blobs import BlobRoutes
 from localllm.api.completions import CompletionRoutes
@@ -52,6 +52,8 @@ def _routes(services: Services) -> list[Route]:
     return [
         Route("/", root),
         Route("/health", health),
+        Route("/openapi.json", description.openapi),
+        Route("/docs", description.docs),
         Route("/api/version", inventory.version),
         Route("/ready", queue.ready),
         Route("/api/queue", queue.queue),

@@ -21,11 +21,12 @@ from localllm.api.wire import decode, json_line, json_response, read_body
 from localllm.api.wire_native import (
     CopyBody,
     ListedModel,
-    Models,
+    ListedModels,
     NameBody,
     PullBody,
     RunnerState,
     RunningModel,
+    RunningModels,
     ShowBody,
 )
 from localllm.daemon.supervisor import ResidentModel
@@ -55,11 +56,11 @@ class InventoryRoutes:
         return json_response({"version": OLLAMA_VERSION, "localllm": localllm.__version__})
 
     async def tags(self, request: Request) -> Response:
-        return json_response(Models(await asyncio.to_thread(_list, self._store)))
+        return json_response(ListedModels(await asyncio.to_thread(_list, self._store)))
 
     async def ps(self, request: Request) -> Response:
         running = [_running(resident) for resident in self._supervisor.resident()]
-        return json_response(Models(sorted(running, key=lambda model: model.expires_at, reverse=True)))
+        return json_response(RunningModels(sorted(running, key=lambda model: model.expires_at, reverse=True)))
 
     async def show(self, request: Request) -> Response:
         body = decode(await read_body(request), ShowBody)

@@ -281,8 +281,12 @@ class RunningModel(msgspec.Struct, kw_only=True):
     runner: RunnerState
 
 
-class Models(msgspec.Struct):
-    models: list[Any]
+class ListedModels(msgspec.Struct):
+    models: list[ListedModel]
+
+
+class RunningModels(msgspec.Struct):
+    models: list[RunningModel]
 
 
 class Tensor(msgspec.Struct):
