@@ -253,6 +253,33 @@ class Embeddings(msgspec.Struct, frozen=True, omit_defaults=True):
     timings: Timings = Timings()
 
 
+# Upper bounds of what EngineStats counts: seconds of a step, and sequences that a step worked for.
+STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+
+class HistogramCounts(msgspec.Struct, frozen=True):
+    """`counts` has one entry for each bound, of the values up to it and above the one before, and one for the rest."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """What a runner's engine has done since it began, and how it stands.
+
+    `num_evictions` counts prefixes that were dropped for want of room.
+    """
+
+    steps: HistogramCounts
+    batches: HistogramCounts
+    num_preemptions: int
+    num_evictions: int
+    num_running: int
+    num_waiting: int
+    kv_ram_bytes: int
+
+
 class RunnerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a runner knows once its model is loaded: effective values, not wishes."""
 

@@ -22,6 +22,7 @@ from localllm.api.errors import on_error, on_http_error
 from localllm.api.finder import ModelFinder
 from localllm.api.generation import Services
 from localllm.api.inventory import InventoryRoutes
+from localllm.api.metrics import MetricsRoutes
 from localllm.api.native import NativeRoutes
 from localllm.api.openai import OpenAIRoutes
 from localllm.api.progress import QueueRoutes
@@ -56,6 +57,7 @@ def _routes(services: Services) -> list[Route]:
         Route("/docs", description.docs),
         Route("/api/version", inventory.version),
         Route("/ready", queue.ready),
+        Route("/metrics", MetricsRoutes(services).metrics),
         Route("/api/queue", queue.queue),
         Route("/api/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/api/detokenize", tokens.detokenize, methods=["POST"]),

@@ -29,10 +29,11 @@ from localllm.protocol.messages import (
     Outputs,
     Prefill,
     SetThreads,
+    Stats,
     Text,
     Unload,
 )
-from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, Finished, RunnerInfo
+from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, EngineStats, Finished, RunnerInfo
 
 _CHECKS_PER_STALL = 4
 
@@ -89,6 +90,7 @@ class RunnerLink:
         self._listener = listener
         self._stall_seconds = stall_seconds
         self._tickets: dict[str, Ticket] = {}
+        self.stats: EngineStats | None = None
         self._was_heard = False
         self._heard_at = time.monotonic()
         self._num_silent_checks = 0
@@ -131,6 +133,8 @@ class RunnerLink:
         if isinstance(event, Outputs):
             for item in event.items:
                 self._route(item)
+        elif isinstance(event, Stats):
+            self.stats = event.stats
         elif isinstance(event, LoadProgress):
             self._listener.on_progress(number, event.fraction)
         elif isinstance(event, Loaded):

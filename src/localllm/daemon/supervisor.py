@@ -13,25 +13,31 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from localllm.config import Config
 from localllm.daemon import machine
 from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
-from localllm.daemon.entry import Entry, Status
 from localllm.daemon.link import Granted, Item, RunnerLink, Ticket
 from localllm.daemon.machine import Machine
 from localllm.daemon.memory import automatic_threads, plan_load
+from localllm.daemon.metrics import Metrics
 from localllm.daemon.residency import Residency
+from localllm.daemon.resident import ResidentModel, describe
 from localllm.daemon.runner_process import RUNNER_COMMAND
 from localllm.daemon.standing import Standing
 from localllm.errors import ErrorInfo, InvalidRequest, RequestCancelled, Unsupported, from_info
 from localllm.log import new_request_id
-from localllm.types import ChatRequest, Embeddings, EmbedRequest, Finished, LoadOptions, LoadWishes, RunnerInfo
+from localllm.types import (
+    ChatRequest,
+    Embeddings,
+    EmbedRequest,
+    Finished,
+    LoadWishes,
+    RunnerInfo,
+)
 
 if TYPE_CHECKING:
     from localllm.store.library import StoredModel
@@ -45,33 +51,7 @@ STALL_SECONDS = 180.0
 CORES_SECONDS = 5.0
 
 KeepAlive = float | msgspec.UnsetType | None
-State = Literal["loading", "ready", "stopping"]
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ResidentModel:
-    """One model in memory, or on its way in or out.
-
-    `info` is known once it is ready. `num_queued` counts the requests beyond those that it decodes. `expires_at` is
-    None for "never"; while the model is busy it is when it would end if nothing else came. `size_bytes` is an estimate
-    and `fraction` how much of a load is done. `reason` says why it was loaded. `step_age` is how long ago a busy one
-    finished its last step, in seconds.
-    """
-
-    model: StoredModel
-    state: State
-    info: RunnerInfo | None
-    options: LoadOptions
-    num_in_flight: int
-    num_queued: int
-    expires_at: datetime | None
-    pid: int | None
-    size_bytes: int
-    fraction: float
-    reason: str
-    step_age: float | None = None
 
 
 class Supervisor:
@@ -95,6 +75,7 @@ class Supervisor:
             keep_alive=config.keep_alive,
             load_timeout=config.load_timeout or None,
         )
+        self.metrics = Metrics()
         self._machine = Machine(0, 1)
         self._cores_looked_at = -math.inf
         self._tickets: dict[str, Ticket] = {}
@@ -143,17 +124,19 @@ class Supervisor:
     async def _items(
         self, model: StoredModel, request: ChatRequest | EmbedRequest, wishes: LoadWishes, keep_alive: KeepAlive
     ) -> AsyncGenerator[Item, None]:
-        ticket = await self._enter(model, Ticket(request.id, request), wishes, keep_alive)
-        try:
-            while True:
-                item = await ticket.mailbox.get()
-                if isinstance(item, ErrorInfo):
-                    raise from_info(item)
-                yield item
-                if isinstance(item, Finished | Embeddings):
-                    return
-        finally:
-            self._leave(ticket)
+        with self.metrics.request(model.name.display) as clock:
+            ticket = await self._enter(model, Ticket(request.id, request), wishes, keep_alive)
+            try:
+                while True:
+                    item = await ticket.mailbox.get()
+                    if isinstance(item, ErrorInfo):
+                        raise from_info(item)
+                    clock.note(item)
+                    yield item
+                    if isinstance(item, Finished | Embeddings):
+                        return
+            finally:
+                self._leave(ticket)
 
     async def load(self, model: StoredModel, wishes: LoadWishes, keep_alive: KeepAlive) -> None:
         """Make the model resident; it stays for its keep-alive. Raises as `generate`."""
@@ -179,7 +162,7 @@ class Supervisor:
 
     def resident(self) -> list[ResidentModel]:
         now = time.monotonic()
-        return [self._describe(entry, now) for entry in self._residency.entries()]
+        return [describe(entry, self._links.get(entry.runner), now) for entry in self._residency.entries()]
 
     def standings(self) -> list[Standing]:
         """Where each live request stands."""
@@ -314,6 +297,7 @@ class Supervisor:
         )
         link = RunnerLink(effect, self, stall_seconds=self._stall_seconds)
         self._links[effect.runner] = link
+        self.metrics.runner_starts.labels(effect.name).inc()
         # In a context of its own: the runner's log lines are not those of the request that made it start.
         context = contextvars.Context()
         task = context.run(asyncio.get_running_loop().create_task, self._run(link))
@@ -329,6 +313,7 @@ class Supervisor:
         finally:
             if not link.is_stopping:
                 _log.error("the runner of %s %s", link.start.name, words)
+            self.metrics.on_runner_gone(link.start.name, link.stats, is_failure=not link.is_stopping)
             del self._links[link.start.runner]
             self._apply(self._residency.on_exited(link.start.runner, words, time.monotonic()))
             link.gone.set()
@@ -364,27 +349,6 @@ class Supervisor:
 
     def _plan(self, model: StoredModel, wishes: Sequence[LoadWishes], free_bytes: int) -> LoadPlan:
         return plan_load(model.header, wishes, self._config, Machine(free_bytes, self._machine.num_cores))
-
-    def _describe(self, entry: Entry, now: float) -> ResidentModel:
-        link = self._links.get(entry.runner)
-        states: dict[Status, State] = {Status.LOADING: "loading", Status.STOPPING: "stopping", Status.READY: "ready"}
-        remaining = entry.expires_at(now) - now
-        expires_at = None if math.isinf(remaining) else datetime.now(timezone.utc) + timedelta(seconds=remaining)
-        num_running = min(len(entry.in_flight), entry.num_slots)
-        return ResidentModel(
-            model=entry.model,
-            state="stopping" if entry.is_unloading else states[entry.status],
-            info=entry.info,
-            options=entry.plan.options,
-            num_in_flight=num_running,
-            num_queued=len(entry.in_flight) + len(entry.waiting) - num_running,
-            expires_at=expires_at,
-            pid=link.process.pid if link is not None and link.process is not None else None,
-            size_bytes=entry.plan.size_bytes,
-            fraction=entry.fraction if entry.status is Status.LOADING else 1.0,
-            reason=entry.reason,
-            step_age=link.silent_seconds if link is not None else None,
-        )
 
 
 def _key(model: StoredModel) -> str:

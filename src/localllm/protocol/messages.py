@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from localllm.errors import ErrorInfo
-from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, Finished, LoadOptions, RunnerInfo
+from localllm.types import ChatRequest, Delta, Embeddings, EmbedRequest, EngineStats, Finished, LoadOptions, RunnerInfo
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -98,4 +98,10 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     items: list[Output]
 
 
-Event = LoadProgress | Loaded | LoadFailed | Outputs
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Sent about once a second while the engine works, and when it has nothing more to do."""
+
+    stats: EngineStats
+
+
+Event = LoadProgress | Loaded | LoadFailed | Outputs | Stats

@@ -21,6 +21,8 @@ from localllm.runner.kv_tiers import IDLE_SECONDS, KVTiers
 from localllm.runner.prefix_cache import PrefixCache, Swap
 from localllm.runner.scheduler import Chunk, Scheduler, StepPlan
 from localllm.runner.sequence import Sequence
+from localllm.runner.statistics import EngineStatistics
+from localllm.types import EngineStats
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class StepReport:
     prefills: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorInfo]] = field(default_factory=list)
+    stats: EngineStats | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Engine:
         self._cost = cost
         self._tiers = tiers
         self._report = report
+        self._statistics = EngineStatistics()
         self._samplers: dict[str, Sampler] = {}
         # The one sequence whose prompt is all that a step computes, if there is one: cancelling it may abort the step.
         self._alone: str | None = None
@@ -110,7 +114,19 @@ class Engine:
         if self._scheduler.has_work:
             self._compute(report)
         self._close_samplers(report)
+        self._tell(report)
         self._report(report)
+
+    def _tell(self, report: StepReport) -> None:
+        now = time.monotonic()
+        if self._statistics.is_due(now, is_idle=not self._scheduler.has_work):
+            report.stats = self._statistics.tell(
+                now,
+                num_running=self._scheduler.num_running,
+                num_waiting=self._scheduler.num_waiting,
+                kv_ram_bytes=self._tiers.num_ram_bytes,
+                num_evictions=self._tiers.num_evictions,
+            )
 
     def _drain_inbox(self, report: StepReport) -> None:
         if not self._scheduler.has_work:
@@ -173,6 +189,7 @@ class Engine:
             self._take_back(plan, result, report)
             return
         seconds = time.monotonic() - started
+        self._statistics.observe_step(seconds, len(plan.chunks))
         sampled = {chunk.sequence.id: self._sample(chunk, rows) for chunk, rows in outputs}
         slots = {chunk.sequence.id: chunk.sequence.slot for chunk in plan.chunks}
         taken, finished = self._scheduler.update(plan, sampled, seconds, time.monotonic())
@@ -247,6 +264,7 @@ class Engine:
             return
         victim = self._scheduler.preempt()
         if victim is not None:
+            self._statistics.num_preemptions += 1
             _log.warning("no room in the KV memory: %s waits", victim.id)
             return
         sequence = self._scheduler.cancel_only_running(time.monotonic())

@@ -22,10 +22,15 @@ class KVTiers:
         self._cache = cache
         self._files = files
         self._snapshots: dict[int, memoryview] = {}
+        self.num_evictions = 0
         self._waiting: dict[int, tuple[list[int], list[Sequence]]] = {}
         if files is not None:
             for id, tokens in files.start(max_tokens).items():
                 cache.add_file(id, tokens)
+
+    @property
+    def num_ram_bytes(self) -> int:
+        return sum(map(len, self._snapshots.values()))
 
     def fill(self, placement: Placement) -> bool:
         """Carry out a placement; False, and the slot is empty, when its memory cannot be what was planned."""
@@ -48,6 +53,7 @@ class KVTiers:
         if save is not None:
             self.save(slot, save)
         self._context.cut(slot, 0)
+        self.num_evictions += 1
 
     def save(self, slot: int, save: Save) -> None:
         """Keep what `slot` holds, in memory and, if it is worth that, on disk."""
@@ -101,6 +107,7 @@ class KVTiers:
         self._snapshots[save.id] = data
         for id in self._cache.store(save, len(data)):
             del self._snapshots[id]
+            self.num_evictions += 1
 
     def _write(self, tokens: list[int], data: memoryview) -> bool:
         assert self._files is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from localllm.errors import ErrorInfo
 from localllm.llama.constraint import Constraint
-from localllm.protocol.messages import Done, Failed, Output, Outputs, Prefill, Text
+from localllm.protocol.messages import Done, Failed, Output, Outputs, Prefill, Stats, Text
 from localllm.runner.engine import StepReport
 from localllm.runner.sequence import Sequence
 from localllm.runner.text import TextStream
@@ -33,7 +33,7 @@ class LiveRequest:
 
 
 class OutputThread:
-    def __init__(self, send: Callable[[Outputs], object], stop: Callable[[str], None]) -> None:
+    def __init__(self, send: Callable[[Outputs | Stats], object], stop: Callable[[str], None]) -> None:
         """`send` ships a frame; `stop` tells the engine that a stop string has ended a sequence."""
         self._send = send
         self._stop = stop
@@ -53,9 +53,12 @@ class OutputThread:
 
     def _run(self) -> None:
         while True:
-            items = self.process(self._reports.get())
+            report = self._reports.get()
+            items = self.process(report)
             if items:
                 self._send(Outputs(items))
+            if report.stats is not None:
+                self._send(Stats(report.stats))
 
     def process(self, report: StepReport) -> list[Output]:
         """The messages that a report is worth, terminal ones last."""

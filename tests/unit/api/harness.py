@@ -20,6 +20,7 @@ import uvicorn
 
 from localllm.api.app import create_app
 from localllm.config import Config
+from localllm.daemon.metrics import Metrics
 from localllm.daemon.supervisor import Granted, Item, KeepAlive, ResidentModel, Standing, Supervisor
 from localllm.errors import LocalLLMError
 from localllm.store import manifests
@@ -59,6 +60,7 @@ class FakeSupervisor:
     residents: list[ResidentModel] = field(default_factory=list)
     standing: list[Standing] = field(default_factory=list)
     eta: float = 0.0
+    metrics: Metrics = field(default_factory=Metrics)
     is_draining: bool = False
     load_blocker: asyncio.Event | None = None
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)

@@ -377,3 +377,10 @@ async def test_show_tells_about_a_projector(daemon: Daemon) -> None:
     reply = (await daemon.post("/api/show", model="seeing")).json()
     assert reply["projector_info"]["general.architecture"] == "clip"
     assert reply["capabilities"] == ["completion", "vision"]
+
+
+async def test_metrics_are_a_page_for_prometheus(daemon: Daemon) -> None:
+    daemon.supervisor.residents = [resident(daemon, "tiny")]
+    response = await daemon.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'localllm_queued_requests{model="tiny:latest"} 2.0' in response.text
