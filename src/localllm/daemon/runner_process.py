@@ -147,8 +147,13 @@ def _signal_name(number: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with relative entries of PYTHONPATH made absolute, since the runner starts in another directory."""
+    """Ours, with relative entries of PYTHONPATH made absolute, since the runner starts in another directory.
+
+    llama.cpp's abort would start a debugger on its own process to print a backtrace, which delays the end of a runner
+    by seconds or, where the debugger is stopped, for ever.
+    """
     environment = dict(os.environ)
+    environment.setdefault("GGML_NO_BACKTRACE", "1")
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
             str(Path(part).absolute()) for part in path.split(os.pathsep) if part

@@ -1,7 +1,8 @@
 """Every message that crosses between the daemon and a runner.
 
 Life of a channel: the daemon sends `Load` once; the runner answers with any number of `LoadProgress` and then exactly
-one XX inside some `Outputs` frame; a cancelled request ends with
+one of `Loaded` and `LoadFailed`. After `Loaded`, each `Chat` ends with exactly one `Done` or `Failed`, and each `Embed`
+with one `Embedded` or `Failed`, inside some `Outputs` frame; a cancelled request ends with
 `Done(finish_reason="cancelled")`. `Cancel` for an unknown or finished id is not an error. Closing the socket ends the
 runner; an `Unload` before that lets it keep what is worth keeping.
 """

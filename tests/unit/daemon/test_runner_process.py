@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from localllm.daemon.runner_process import describe_exit
+from localllm.daemon.runner_process import RunnerProcess, describe_exit
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,12 @@ from localllm.daemon.runner_process import describe_exit
 )
 def test_an_exit_in_words(status: int, lines: list[str], words: str) -> None:
     assert describe_exit(status, lines) == words
+
+
+async def test_a_runner_that_aborts_is_not_held_up_by_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GGML_NO_BACKTRACE", raising=False)
+    show = "import os; print('no backtrace:', os.environ.get('GGML_NO_BACKTRACE'))"
+    process = await RunnerProcess.spawn([sys.executable, "-c", show], name="test")
+    assert await process.ended() == 0
+    assert process.last_lines == ["no backtrace: 1"]
+    await process.channel.close()
