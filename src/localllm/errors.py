@@ -25,6 +25,7 @@ LocalLLMError
 ├── DeadlineExceeded          504  not within the time that the client allows
 ├── ModelTooLarge             507  cannot fit in memory, whatever is evicted
 ├── LoadFailed                500  the runner could not load the model
+│   └── LoadOutOfMemory       507  because memory, of the machine or of an accelerator, did not suffice
 ├── RunnerCrashed             500  the runner died under this request
 ├── ConfigError               500  a setting is wrong; names the setting and where it came from
 ├── AddressInUse              500  something else owns the port
@@ -180,6 +181,11 @@ class ModelTooLarge(LocalLLMError):
 
 class LoadFailed(LocalLLMError):
     code = "load_failed"
+
+
+class LoadOutOfMemory(LoadFailed):
+    code = "load_out_of_memory"
+    status = 507
 
 
 class RunnerCrashed(LocalLLMError):

@@ -38,6 +38,7 @@ PURE = {
     "daemon/decisions.py",
     "daemon/entry.py",
     "daemon/eviction.py",
+    "daemon/failures.py",
     "daemon/memory.py",
     "daemon/refusals.py",
     "daemon/residency.py",

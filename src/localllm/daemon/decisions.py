@@ -26,12 +26,18 @@ class LoadPlan:
     num_ctx_max: int
     num_layers: int = 0
 
+    @property
+    def shape(self) -> str:
+        """Slots and window, for people."""
+        return f"{self.options.num_parallel} × {self.options.num_ctx} tokens"
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """Somebody wants a model. `key` is equal for all names of the same weights; `name` is for messages.
 
     `arrived_at` is in seconds of residency's clock. `keep_alive` is in seconds, None for ever, UNSET for "as it is".
+    `is_retry`: a runner has died under it before.
     """
 
     id: str
@@ -42,6 +48,7 @@ class Request:
     keep_alive: float | msgspec.UnsetType | None
     arrived_at: float
     priority: int = 0
+    is_retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,13 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Requeue:
+    """The request's runner died before it said a word about it: it waits again, for another Grant or a Refuse."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
 class Stop:
     """End the runner; `is_forced` means without giving it time. Answered by on_exited."""
 
@@ -90,7 +104,7 @@ class Retune:
     num_threads: int
 
 
-Effect = StartLoad | Grant | Refuse | Stop | Retune
+Effect = StartLoad | Grant | Refuse | Requeue | Stop | Retune
 
 
 def differences(plan: LoadPlan, wishes: LoadWishes, *, has_gpu: bool = True) -> str:

@@ -28,14 +28,23 @@ class Status(enum.Enum):
     STOPPING = "stopping"
 
 
+@dataclass(frozen=True)
+class Running:
+    """A granted request, and when it was granted."""
+
+    request: Request
+    since: float
+
+
 @dataclass(eq=False)
 class Entry:
     """One model: its runner, if there is one, and the requests that have it or wait for it.
 
-    `plan` is that of the current runner, or the one that was last considered. `in_flight` maps the ids of granted
-    requests to when they were granted. `is_claimed`: somebody else's turn has come, so nothing more is granted and the
+    `plan` is that of the current runner, or the one that was last considered. `in_flight` are the granted requests by
+    their ids. `is_claimed`: somebody else's turn has come, so nothing more is granted and the
     runner ends when it is idle; `is_unloading` is the same, because it was told to. `wishes` is what the last load was
     for, as long as the next one should serve that too; `reason` is why there is, or has to be, a load.
+    `fallback` is the smaller plan of the load that has to follow one that failed; `is_reduced`: so was this one.
     """
 
     key: str
@@ -54,9 +63,15 @@ class Entry:
     is_unloading: bool = False
     wishes: tuple[LoadWishes, ...] = ()
     waiting: list[Request] = field(default_factory=list)
-    in_flight: dict[str, float] = field(default_factory=dict)
+    in_flight: dict[str, Running] = field(default_factory=dict)
+    fallback: LoadPlan | None = None
+    is_reduced: bool = False
     mean_seconds: float = 1.0
     crashes: CrashHistory = field(default_factory=CrashHistory)
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda r: (r.priority, r.arrived_at))
 
     @property
     def num_slots(self) -> int:

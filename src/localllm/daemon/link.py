@@ -51,10 +51,11 @@ Item = Granted | Prefill | Delta | Finished | Embeddings
 class Ticket:
     """A live request: `mailbox` gets its items in order, the last one being Finished, Embeddings or an error.
 
-    `request` is None for a mere load. `link` is set once it was granted, `prefill` once some of its prompt is computed.
+    `request` is None for a mere load. `link` is set once it was granted, `prefill` once some of its prompt is computed,
+    `is_touched` once there is a piece of its answer: until then, another runner may begin anew.
     """
 
-    __slots__ = ("arrived_ns", "id", "link", "mailbox", "prefill", "request")
+    __slots__ = ("arrived_ns", "id", "is_touched", "link", "mailbox", "prefill", "request")
 
     def __init__(self, id: str, request: ChatRequest | EmbedRequest | None) -> None:
         self.id = id
@@ -63,6 +64,7 @@ class Ticket:
         self.mailbox: asyncio.Queue[Item | ErrorInfo] = asyncio.Queue()
         self.link: RunnerLink | None = None
         self.prefill: Prefill | None = None
+        self.is_touched = False
 
 
 class Listener(Protocol):
@@ -148,6 +150,7 @@ class RunnerLink:
         if ticket is None:
             return
         if isinstance(item, Text):
+            ticket.is_touched = True
             ticket.mailbox.put_nowait(item.delta)
         elif isinstance(item, Prefill):
             ticket.prefill = item

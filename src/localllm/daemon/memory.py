@@ -7,6 +7,7 @@ sliding window counts as a full one, for example.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -67,6 +68,18 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
     if is_embedding:
         return options
     return _with_slots(options, config.num_parallel or _auto_slots(header, options, machine))
+
+
+def smaller_load(header: GGUFHeader, plan: LoadPlan) -> LoadPlan | None:
+    """A quarter of the slots, or half of the window when there is only one or they share it; None if that is tiny."""
+    options = plan.options
+    if options.num_parallel > 1 and not options.kv_unified:
+        options = msgspec.structs.replace(options, num_parallel=max(1, options.num_parallel // 4))
+    elif options.num_ctx >= 2 * _CELL_PADDING:
+        options = msgspec.structs.replace(options, num_ctx=options.num_ctx // 2)
+    else:
+        return None
+    return replace(plan, options=options, size_bytes=estimate_bytes(header, options))
 
 
 def automatic_threads(num_cores: int, config: Config) -> int:

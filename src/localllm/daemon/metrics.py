@@ -85,6 +85,7 @@ class Metrics:
         self.draft_tokens = counter("draft_tokens", "Tokens that were guessed ahead.")
         self.accepted_tokens = counter("accepted_draft_tokens", "Guessed tokens that turned out right.")
         self.runner_starts = counter("runner_starts", "Runners started.")
+        self.retries = counter("request_retries", "Requests that were begun anew because their runner had died.")
         self.runner_failures = counter("runner_failures", "Runners that ended without being told to.")
 
     @contextmanager

@@ -8,14 +8,14 @@ one Grant or Refuse, and a granted one may still be refused later when its runne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from localllm.daemon import refusals
+from localllm.daemon import failures, refusals
 from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
-from localllm.daemon.entry import FIRST_REASON, Entry, Room, Status
+from localllm.daemon.entry import FIRST_REASON, Entry, Room, Running, Status
 from localllm.daemon.eviction import Candidate, choose_victims
 from localllm.daemon.standing import Standing, eta_seconds, standings
 from localllm.errors import ErrorInfo
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 # A request that needs room or other load options lets the requests for loaded models pass for this long, no longer.
 PATIENCE_SECONDS = 30.0
-# A model that will not be tried again for longer than this refuses at once instead of letting its requests wait.
-MAX_BACKOFF_WAIT_SECONDS = 5.0
 _SMOOTHING = 0.2
 
 # How to load a model so that all of the wishes are served, given that much memory in bytes.
 Planner = Callable[["StoredModel", Sequence[LoadWishes], int], LoadPlan]
+# A plan that takes less memory, for a load that failed by the given one; None when there is none.
+Shrinker = Callable[["StoredModel", LoadPlan], LoadPlan | None]
 
 
 class Residency:
@@ -44,9 +44,11 @@ class Residency:
         keep_alive: float | None,
         load_timeout: float | None = None,
         patience: float = PATIENCE_SECONDS,
+        shrink: Shrinker = lambda _model, _plan: None,
     ) -> None:
         """`max_queue` requests may wait for one model beside those that it decodes; the times are in seconds."""
         self._plan = plan
+        self._shrink = shrink
         self._max_models = max_models
         self._max_queue = max_queue
         self._keep_alive = keep_alive
@@ -107,15 +109,14 @@ class Residency:
         refusal = self._refusal(entry, now)
         if refusal is not None:
             return [Refuse(request.id, refusal)]
-        entry.waiting.append(request)
-        entry.waiting.sort(key=lambda r: (r.priority, r.arrived_at))
+        entry.enqueue(request)
         return self._settle(now)
 
     def _refusal(self, entry: Entry, now: float) -> ErrorInfo | None:
         if len(entry.waiting) + len(entry.in_flight) >= entry.num_slots + self._max_queue:
             return refusals.queue_full(entry.name, self._max_queue, entry.mean_seconds / entry.num_slots)
         delay = entry.crashes.ready_at(now) - now
-        if entry.status is Status.ABSENT and delay > MAX_BACKOFF_WAIT_SECONDS:
+        if entry.status is Status.ABSENT and delay > failures.MAX_BACKOFF_WAIT_SECONDS:
             return refusals.crash_loop(entry.name, entry.crashes.num_recent(now), delay, entry.crashes.last_words)
         return None
 
@@ -132,35 +133,43 @@ class Residency:
         return self._settle(now)
 
     def on_load_failed(self, runner: int, error: ErrorInfo, now: float) -> list[Effect]:
-        """The runner said that it cannot load. Whoever this load was for is refused; the next request tries again."""
+        """The runner said that it cannot load. For want of memory, a smaller load is tried, once.
+
+        Otherwise whoever this load was for is refused, and the next request tries again.
+        """
         entry = self._of(runner)
         if entry is None or entry.status is not Status.LOADING:
             return []
-        return [*self._fail_load(entry, error), self._stop(entry, "its load failed"), *self._settle(now)]
+        smaller = self._smaller(entry) if failures.may_shrink(error) else None
+        effects = failures.fail_load(entry, error) if smaller is None else failures.shrink(entry, error, smaller)
+        return [*effects, self._stop(entry, "its load failed"), *self._settle(now)]
 
-    def on_exited(self, runner: int, words: str, now: float) -> list[Effect]:
-        """The process is gone, as asked for or not. `words` says how and with which last lines."""
+    def on_exited(self, runner: int, words: str, now: float, untouched: Collection[str] = ()) -> list[Effect]:
+        """The process is gone, as asked for or not. `words` says how and with which last lines.
+
+        `untouched` are the requests that it had and of whose answers nobody has heard: they may be tried once more.
+        """
         entry = self._of(runner)
         if entry is None:
             return []
-        effects = self._mourn(entry, words, now) if entry.status is not Status.STOPPING else []
+        effects = self._mourn(entry, words, now, untouched) if entry.status is not Status.STOPPING else []
         entry.status, entry.info, entry.is_unloading = Status.ABSENT, None, False
         return [*effects, *self._settle(now)]
 
-    def on_hung(self, runner: int, seconds: float, now: float) -> list[Effect]:
-        """The runner has work and has said nothing for `seconds`: it counts as dead."""
+    def on_hung(self, runner: int, seconds: float, now: float, untouched: Collection[str] = ()) -> list[Effect]:
+        """The runner has work and has said nothing for `seconds`: it counts as dead. `untouched` as in on_exited."""
         entry = self._of(runner)
         if entry is None or entry.status is not Status.READY:
             return []
-        effects = self._mourn(entry, f"gave no sign of life for {seconds:.0f} s", now)
+        effects = self._mourn(entry, f"gave no sign of life for {seconds:.0f} s", now, untouched)
         return [*effects, self._stop(entry, "it hangs", is_forced=True), *self._settle(now)]
 
     def on_released(self, request_id: str, now: float) -> list[Effect]:
         """The request has ended or its client has left, wherever it was. Unknown ids are ignored."""
         for entry in self._entries.values():
-            started = entry.in_flight.pop(request_id, None)
-            if started is not None:
-                entry.mean_seconds += _SMOOTHING * (now - started - entry.mean_seconds)
+            running = entry.in_flight.pop(request_id, None)
+            if running is not None:
+                entry.mean_seconds += _SMOOTHING * (now - running.since - entry.mean_seconds)
                 entry.idle_since = now
                 return self._settle(now)
             if any(r.id == request_id for r in entry.waiting):
@@ -190,7 +199,7 @@ class Residency:
             if self._load_timeout is None or entry.status is not Status.LOADING:
                 continue
             if now - entry.progress_at >= self._load_timeout:
-                effects += self._fail_load(entry, refusals.load_stalled(entry.name, self._load_timeout))
+                effects += failures.fail_load(entry, refusals.load_stalled(entry.name, self._load_timeout))
                 effects.append(self._stop(entry, "its load makes no progress", is_forced=True))
         return [*effects, *self._settle(now)]
 
@@ -262,7 +271,7 @@ class Residency:
         served = [r for r in entry.waiting if not entry.differs(r.wishes)]
         entry.waiting = [r for r in entry.waiting if entry.differs(r.wishes)]
         for request in served:
-            entry.in_flight[request.id] = now
+            entry.in_flight[request.id] = Running(request, now)
             if request.keep_alive is not msgspec.UNSET:
                 entry.keep_alive = request.keep_alive
         return [Grant(r.id, entry.runner) for r in served]
@@ -296,6 +305,9 @@ class Residency:
         Refuses those that have become impossible because the machine has less memory than when they came.
         """
         effects: list[Effect] = []
+        if entry.fallback is not None:
+            entry.plan = entry.fallback
+            return effects
         idle_bytes = sum(e.plan.size_bytes for e in self.entries() if e.is_idle)
         while entry.waiting:
             waiting = [r.wishes for r in entry.waiting]
@@ -324,6 +336,7 @@ class Residency:
         entry.runner, entry.status = self._last_runner, Status.LOADING
         entry.fraction, entry.progress_at = 0.0, now
         entry.wishes = (_as_wishes(entry.plan.options),)
+        entry.is_reduced, entry.fallback = entry.fallback is not None, None
         options, size = entry.plan.options, entry.plan.size_bytes
         return StartLoad(entry.runner, entry.key, entry.name, entry.model, options, size, entry.reason)
 
@@ -343,31 +356,27 @@ class Residency:
     def _stop(self, entry: Entry, reason: str, *, is_forced: bool = False) -> Stop:
         """With requests waiting this is the first half of a reload; otherwise the model's past is forgotten."""
         entry.status = Status.STOPPING
+        if entry.fallback is not None and entry.waiting:
+            return Stop(entry.runner, reason, is_forced)
         if entry.waiting and not entry.is_unloading:
             entry.reason = reason
         else:
             entry.keep_alive, entry.wishes, entry.reason = self._keep_alive, (), FIRST_REASON
         return Stop(entry.runner, reason, is_forced)
 
-    def _fail_load(self, entry: Entry, error: ErrorInfo) -> list[Effect]:
-        """Refuse those that the failed load would have served; others get a load of their own."""
-        failed = [r for r in entry.waiting if not entry.differs(r.wishes)]
-        entry.waiting = [r for r in entry.waiting if entry.differs(r.wishes)]
-        entry.wishes = ()
-        return [Refuse(r.id, error) for r in failed]
+    def _smaller(self, entry: Entry) -> LoadPlan | None:
+        """How to try once more what could not be loaded."""
+        return None if entry.is_reduced or self._is_draining else self._shrink(entry.model, entry.plan)
 
-    def _mourn(self, entry: Entry, words: str, now: float) -> list[Effect]:
-        """A runner died: its requests end with it, and a second death soon after will delay the load that follows."""
-        entry.crashes.note(now, words)
-        entry.reason = "its last runner died"
-        if entry.status is Status.LOADING:
-            return self._fail_load(entry, refusals.died_loading(entry.name, words))
-        crashed = [Refuse(id, refusals.crashed(entry.name, words)) for id in entry.in_flight]
-        entry.in_flight.clear()
-        return list(crashed)
+    def _mourn(self, entry: Entry, words: str, now: float, untouched: Collection[str]) -> list[Effect]:
+        smaller = self._smaller(entry) if entry.status is Status.LOADING else None
+        retried = () if self._is_draining else untouched
+        return failures.mourn(entry, words, now, untouched=retried, smaller=smaller)
 
     def _forget(self, now: float) -> None:
         for key, entry in list(self._entries.items()):
+            if not (entry.has_runner or entry.waiting):
+                entry.fallback = None
             if not (entry.has_runner or entry.waiting or entry.crashes.num_recent(now)):
                 del self._entries[key]
 

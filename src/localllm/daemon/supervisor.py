@@ -19,10 +19,10 @@ import msgspec
 
 from localllm.config import Config
 from localllm.daemon import machine
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stop
 from localllm.daemon.link import Granted, Item, RunnerLink, Ticket
 from localllm.daemon.machine import Machine
-from localllm.daemon.memory import automatic_threads, plan_load
+from localllm.daemon.memory import automatic_threads, plan_load, smaller_load
 from localllm.daemon.metrics import Metrics
 from localllm.daemon.residency import Residency
 from localllm.daemon.resident import ResidentModel, describe
@@ -74,6 +74,7 @@ class Supervisor:
             max_queue=config.max_queue,
             keep_alive=config.keep_alive,
             load_timeout=config.load_timeout or None,
+            shrink=lambda model, plan: smaller_load(model.header, plan),
         )
         self.metrics = Metrics()
         self._machine = Machine(0, 1)
@@ -100,6 +101,8 @@ class Supervisor:
         keep_alive: KeepAlive,
     ) -> AsyncGenerator[Item, None]:
         """Granted once the model is loaded and has the request, then Prefill and Delta as they come, at last Finished.
+
+        When the runner dies before the first Delta, Granted comes once more, from another runner.
 
         `keep_alive`: seconds that the model stays afterwards, None for ever, UNSET for as before. Closing the generator
         at any point cancels the request wherever it is. Raises LocalLLMError before the first item or between items.
@@ -264,7 +267,12 @@ class Supervisor:
 
     def on_hung(self, runner: int, seconds: float) -> None:
         _log.error("the runner of %s has said nothing for %.0f s", self._links[runner].start.name, seconds)
-        self._apply(self._residency.on_hung(runner, seconds, time.monotonic()))
+        untouched = self._untouched(self._links[runner])
+        self._apply(self._residency.on_hung(runner, seconds, time.monotonic(), untouched))
+
+    def _untouched(self, link: RunnerLink) -> set[str]:
+        """The requests that the runner has and has said nothing about."""
+        return {ticket.id for ticket in self._tickets.values() if ticket.link is link and not ticket.is_touched}
 
     # ---- effects ----
 
@@ -274,6 +282,8 @@ class Supervisor:
                 self._links[effect.runner].admit(self._tickets[effect.request_id])
             elif isinstance(effect, Refuse):
                 self._refuse(effect)
+            elif isinstance(effect, Requeue):
+                self._requeue(effect)
             elif isinstance(effect, StartLoad):
                 self._start_runner(effect)
             elif isinstance(effect, Retune):
@@ -287,6 +297,14 @@ class Supervisor:
         ticket.mailbox.put_nowait(effect.error)
         if ticket.link is not None:
             ticket.link.dismiss(ticket)
+
+    def _requeue(self, effect: Requeue) -> None:
+        ticket = self._tickets[effect.request_id]
+        assert ticket.link is not None, "only what was granted can lose its runner"
+        _log.info("request %s waits for another runner of %s", ticket.id, ticket.link.start.name)
+        self.metrics.retries.labels(ticket.link.start.name).inc()
+        ticket.link.dismiss(ticket)
+        ticket.link = ticket.prefill = None
 
     def _start_runner(self, effect: StartLoad) -> None:
         options = effect.options
@@ -315,7 +333,8 @@ class Supervisor:
                 _log.error("the runner of %s %s", link.start.name, words)
             self.metrics.on_runner_gone(link.start.name, link.stats, is_failure=not link.is_stopping)
             del self._links[link.start.runner]
-            self._apply(self._residency.on_exited(link.start.runner, words, time.monotonic()))
+            untouched = self._untouched(link)
+            self._apply(self._residency.on_exited(link.start.runner, words, time.monotonic(), untouched))
             link.gone.set()
 
     def _stop_runner(self, effect: Stop) -> None:

@@ -10,7 +10,7 @@ import llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from localllm.errors import LoadFailed
+from localllm.errors import LoadOutOfMemory
 from localllm.llama import library
 from localllm.llama.model import Model
 from localllm.types import LoadOptions
@@ -96,7 +96,7 @@ class Context:
     """`num_slots` KV streams of `num_ctx` cells each; or one pool of `num_ctx` for all, if the options say so."""
 
     def __init__(self, model: Model, options: LoadOptions) -> None:
-        """Allocate the KV memory and compute buffers. Raises LoadFailed when they do not fit."""
+        """Allocate the KV memory and compute buffers. Raises LoadOutOfMemory when they do not fit."""
         params = lib.llama_context_default_params()
         params.n_ctx = options.num_ctx * (1 if options.kv_unified else options.num_parallel)
         params.n_seq_max = options.num_parallel
@@ -116,7 +116,7 @@ class Context:
         params.abort_callback_data = ctypes.cast(self._abort_flag, ctypes.c_void_p)
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise LoadFailed(
+            raise LoadOutOfMemory(
                 f"llama.cpp could not allocate a context of {params.n_ctx} tokens for {options.num_parallel} slots: "
                 f"{library.last_errors() or 'no reason given'}",
                 hint="Lower num_ctx (LOCALLLM_CONTEXT_LENGTH) or the number of slots (LOCALLLM_NUM_PARALLEL).",

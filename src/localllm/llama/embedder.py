@@ -6,7 +6,7 @@ import llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from localllm.errors import LoadFailed
+from localllm.errors import LoadOutOfMemory
 from localllm.llama import library
 from localllm.llama.context import FLASH, Batch, DecodeError
 from localllm.llama.model import Model
@@ -42,7 +42,7 @@ class Embedder:
     """Belongs to one thread. Inputs that are computed together do not see each other."""
 
     def __init__(self, model: Model, options: LoadOptions, pooling: Pooling | None) -> None:
-        """`pooling` None takes the model's own, or the mean where it names none. Raises LoadFailed."""
+        """`pooling` None takes the model's own, or the mean where it names none. Raises LoadOutOfMemory."""
         capacity = max(max_input_tokens(model, options), PACKED_TOKENS)
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = capacity
@@ -57,7 +57,7 @@ class Embedder:
             params.pooling_type = _POOLING[pooling or "mean"]
         self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
-            raise LoadFailed(
+            raise LoadOutOfMemory(
                 f"llama.cpp could not allocate a context for {capacity} tokens: "
                 f"{library.last_errors() or 'no reason given'}",
                 hint="Lower num_ctx.",

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 
 import llama_cpp as lib
 
-from localllm.errors import LoadFailed
+from localllm.errors import LoadFailed, LoadOutOfMemory
 from localllm.llama import library
 from localllm.types import LoadOptions
+
+# How ggml and the C++ library say that there is no memory left, on the machine or on a device.
+_NO_MEMORY = re.compile(r"alloc|out of memory|mmap failed: Cannot allocate", re.IGNORECASE)
 
 
 class Model:
@@ -38,8 +41,11 @@ class Model:
         params.progress_callback = callback
         self.handle = lib.llama_model_load_from_file(path.encode(), params)
         if not self.handle:
+            words = library.last_errors() or "no reason given"
+            if _NO_MEMORY.search(words):
+                raise LoadOutOfMemory(f"llama.cpp could not load the model: {words}", hint="Free some memory.")
             raise LoadFailed(
-                f"llama.cpp could not load the model: {library.last_errors() or 'no reason given'}",
+                f"llama.cpp could not load the model: {words}",
                 hint="The file may be damaged, or newer than this llama.cpp: `localllm show` tells its architecture.",
             )
         self.vocab = lib.llama_model_get_vocab(self.handle)

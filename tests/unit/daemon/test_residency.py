@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stop
 from localllm.daemon.entry import Status
 from localllm.daemon.residency import PATIENCE_SECONDS, Residency
-from localllm.errors import LoadFailed
+from localllm.errors import LoadFailed, LoadOutOfMemory
 from localllm.types import LoadOptions, LoadWishes, RunnerInfo
 
 # Bytes of weights by model name; every model takes one more byte per slot and 1024 tokens of its window.
@@ -38,7 +39,9 @@ class World:
         self.threads: dict[int, int] = {}
         self.num_requests = 0
         self.residency = Residency(
-            self.plan, **{"max_models": 3, "max_queue": 512, "keep_alive": 300.0, "load_timeout": 60.0, **settings}
+            self.plan,
+            shrink=self.shrink,
+            **{"max_models": 3, "max_queue": 512, "keep_alive": 300.0, "load_timeout": 60.0, **settings},
         )
         self.residency.on_capacity(capacity)
 
@@ -50,6 +53,15 @@ class World:
         size = WEIGHTS[cast(str, model)] + num_ctx * self.num_parallel // 1024
         return LoadPlan(options, size, NUM_CTX_TRAIN)
 
+    def shrink(self, _model: object, plan: LoadPlan) -> LoadPlan | None:
+        """One slot, then half of the window."""
+        options = plan.options
+        if options.num_parallel > 1:
+            return replace(plan, options=msgspec.structs.replace(options, num_parallel=1))
+        if options.num_ctx > 512:
+            return replace(plan, options=msgspec.structs.replace(options, num_ctx=options.num_ctx // 2))
+        return None
+
     def apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Grant):
@@ -59,6 +71,8 @@ class World:
                 assert effect.request_id not in self.refused
                 self.refused[effect.request_id] = effect.error.code
                 self.errors[effect.request_id] = effect.error
+            elif isinstance(effect, Requeue):
+                del self.granted[effect.request_id]
             elif isinstance(effect, StartLoad):
                 self.loads[effect.runner] = effect
             elif isinstance(effect, Retune):
@@ -102,8 +116,14 @@ class World:
         )
         self.apply(self.residency.on_loaded(number, known, self.now))
 
-    def exited(self, name: str, words: str = "ended with status 0") -> None:
-        self.apply(self.residency.on_exited(self.runner(name), words, self.now))
+    def exited(self, name: str, words: str = "ended with status 0", untouched: Collection[str] = ()) -> None:
+        self.apply(self.residency.on_exited(self.runner(name), words, self.now, untouched))
+
+    def starved(self, name: str) -> None:
+        """The runner has found too little memory, and ends."""
+        error = LoadOutOfMemory("no memory").info()
+        self.apply(self.residency.on_load_failed(self.runner(name), error, self.now))
+        self.exited(name, "ended with status 1")
 
     def release(self, id: str) -> None:
         self.apply(self.residency.on_released(id, self.now))
@@ -159,6 +179,53 @@ class TestLoading:
         world.exited("small")
         world.ask("small")
         assert len(world.loads) == 2
+
+    @pytest.mark.parametrize(("num_parallel", "expected"), [(4, (1, 4096)), (1, (1, 2048))])
+    def test_a_load_without_memory_is_tried_smaller_and_says_so(
+        self, num_parallel: int, expected: tuple[int, int]
+    ) -> None:
+        world = World(num_parallel=num_parallel)
+        id = world.ask("small")
+        world.starved("small")
+        load = world.loads[world.runner("small")]
+        assert (load.options.num_parallel, load.options.num_ctx) == expected
+        assert f"with {num_parallel} × 4096 tokens it could not be loaded: no memory" in load.reason
+        world.loaded("small")
+        assert id in world.granted
+        assert world.ask("small") in world.granted
+
+    def test_a_death_while_loading_counts_as_a_lack_of_memory(self) -> None:
+        world = World()
+        id = world.ask("small")
+        world.exited("small", "was killed by SIGKILL")
+        assert world.loads[world.runner("small")].options.num_parallel == 1
+        world.loaded("small")
+        assert id in world.granted
+
+    def test_it_is_tried_smaller_only_once(self) -> None:
+        world = World()
+        id = world.ask("small")
+        world.starved("small")
+        world.starved("small")
+        assert len(world.loads) == 2
+        assert world.refused == {id: "load_out_of_memory"}
+
+    def test_who_insists_on_a_window_is_not_given_a_smaller_one(self) -> None:
+        world = World(num_parallel=1)
+        exact, any_size = world.ask("small", LoadWishes(num_ctx=4096)), world.ask("small")
+        world.starved("small")
+        assert world.refused == {exact: "load_out_of_memory"}
+        world.loaded("small")
+        assert any_size in world.granted
+        assert world.status("small") is Status.READY
+
+    def test_a_damaged_file_is_not_tried_again(self) -> None:
+        world = World()
+        world.ask("small")
+        error = LoadFailed("these are no weights").info()
+        world.apply(world.residency.on_load_failed(world.runner("small"), error, world.now))
+        world.exited("small", "ended with status 1")
+        assert len(world.loads) == 1
 
     def test_a_load_that_stalls_is_given_up(self) -> None:
         world = World(load_timeout=60.0)
@@ -526,9 +593,45 @@ class TestDeath:
         assert again in world.granted
         assert world.loads[world.runner("small")].reason == "its last runner died"
 
-    def test_a_death_while_loading_refuses_those_who_wait(self) -> None:
+    @pytest.mark.parametrize("is_hung", [False, True])
+    def test_who_has_heard_nothing_yet_is_tried_once_more(self, is_hung: bool) -> None:
+        world = World()
+        heard, untouched = world.ask("small"), world.ask("small")
+        world.loaded("small")
+        if is_hung:
+            world.apply(world.residency.on_hung(world.runner("small"), 180.0, world.now, {untouched}))
+        world.exited("small", "was killed by SIGSEGV", {untouched})
+        assert world.refused == {heard: "runner_crashed"}
+        world.loaded("small")
+        assert world.granted[untouched] == 2
+        world.exited("small", "was killed by SIGSEGV", {untouched})
+        assert world.refused[untouched] == "runner_crashed"
+
+    def test_after_several_deaths_nobody_is_made_to_wait(self) -> None:
+        world = World()
+        for _ in range(4):
+            world.ask("small")
+            world.wait(10)
+            world.loaded("small")
+            world.exited("small", "was killed by SIGSEGV")
+        id = world.ask("small")
+        world.wait(10)
+        world.loaded("small")
+        world.exited("small", "was killed by SIGSEGV", {id})
+        assert world.refused[id] == "runner_crashed"
+
+    def test_a_daemon_that_stops_tries_nothing_again(self) -> None:
         world = World()
         id = world.ask("small")
+        world.loaded("small")
+        world.apply(world.residency.on_drain(world.now))
+        world.exited("small", "was killed by SIGSEGV", {id})
+        assert world.refused == {id: "runner_crashed"}
+
+    def test_a_death_while_loading_refuses_those_who_wait_in_the_end(self) -> None:
+        world = World()
+        id = world.ask("small")
+        world.exited("small", "was killed by SIGABRT")
         world.exited("small", "was killed by SIGABRT")
         assert world.refused[id] == "load_failed"
         assert "SIGABRT" in world.errors[id].message
@@ -644,7 +747,8 @@ def advance(world: World, is_crash: bool) -> None:
     """Let one runner do its next thing: die, or finish what it is about."""
     for entry in world.residency.entries():
         if is_crash or entry.status is Status.STOPPING:
-            return world.exited(entry.name, "was killed by SIGSEGV")
+            untouched = {id for index, id in enumerate(entry.in_flight) if index % 2}
+            return world.exited(entry.name, "was killed by SIGSEGV", untouched)
         if entry.status is Status.LOADING:
             return world.loaded(entry.name)
     return None

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from localllm.daemon.decisions import LoadPlan, Request
-from localllm.daemon.entry import Entry, Status
+from localllm.daemon.entry import Entry, Running, Status
 from localllm.daemon.standing import eta_seconds, standings
 from localllm.types import LoadOptions, LoadWishes
 
@@ -15,11 +15,13 @@ from localllm.types import LoadOptions, LoadWishes
 def entry(status: Status, *, in_flight: int = 0, waiting: int = 0, num_parallel: int = 2) -> Entry:
     options = LoadOptions(num_ctx=64, num_parallel=num_parallel, num_threads=1, num_threads_batch=1)
     found = Entry("key", "tiny:latest", cast(Any, None), LoadPlan(options, 1, 64), 5.0, status=status, mean_seconds=4.0)
-    found.in_flight = {f"f{index}": 0.0 for index in range(in_flight)}
-    found.waiting = [
-        Request(f"w{index}", "key", "tiny", cast(Any, None), LoadWishes(), 5.0, 0.0, 0) for index in range(waiting)
-    ]
+    found.in_flight = {f"f{index}": Running(request(f"f{index}"), 0.0) for index in range(in_flight)}
+    found.waiting = [request(f"w{index}") for index in range(waiting)]
     return found
+
+
+def request(id: str) -> Request:
+    return Request(id, "key", "tiny", cast(Any, None), LoadWishes(), 5.0, 0.0, 0)
 
 
 def test_slots_first_then_the_runners_queue_then_ours() -> None:

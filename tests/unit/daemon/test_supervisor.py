@@ -132,6 +132,15 @@ class TestLoading:
         with pytest.raises(LoadFailed, match=words):
             await daemon.ask("say")
 
+    async def test_a_load_without_memory_is_tried_with_fewer_slots(self, start_daemon: StartDaemon) -> None:
+        daemon = await start_daemon("--load", "tight", num_parallel=4)
+        assert await daemon.ask("say") == "w0 w1 w2"
+        (resident,) = daemon.supervisor.resident()
+        assert resident.info is not None and resident.info.num_slots == 1
+        assert resident.reason.startswith(
+            "1 × 4096 tokens, because with 4 × 4096 tokens it could not be loaded: no room"
+        )
+
     async def test_a_load_that_stalls_is_given_up(self, start_daemon: StartDaemon) -> None:
         daemon = await start_daemon("--load", "stall", load_timeout=0.3)
         with pytest.raises(LoadFailed, match="no progress"):
@@ -245,16 +254,44 @@ class TestDeath:
         self, start_daemon: StartDaemon
     ) -> None:
         daemon = await start_daemon()
-        bystander = await daemon.granted("quiet")
+        bystander = daemon.stream("slow", num_predict=1000)
+        while not isinstance(await anext(bystander), Delta):
+            pass
         with pytest.raises(RunnerCrashed, match=r"SIGABRT.*told to crash"):
             await daemon.ask("crash")
         with pytest.raises(RunnerCrashed):
-            await anext(bystander)
+            async for _ in bystander:
+                pass
         assert await daemon.ask("say") == "w0 w1 w2"
+
+    async def test_who_has_heard_nothing_gets_the_answer_of_another_runner(self, start_daemon: StartDaemon) -> None:
+        daemon = await start_daemon()
+        stream = await daemon.granted("quiet")
+        pid = daemon.pid()
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(await anext(stream), Granted)
+        assert daemon.pid() != pid
+        os.kill(daemon.pid(), signal.SIGKILL)
+        with pytest.raises(RunnerCrashed, match="SIGKILL"):
+            await anext(stream)
+        assert b'request_retries_total{model="tiny:latest"} 1.0' in daemon.supervisor.metrics.render([], 0)
+
+    async def test_who_leaves_while_it_waits_for_the_next_runner_leaves_nothing(
+        self, start_daemon: StartDaemon
+    ) -> None:
+        daemon = await start_daemon("--load-seconds", "0.3")
+        stream = await daemon.granted("quiet")
+        os.kill(daemon.pid(), signal.SIGKILL)
+        await daemon.until(lambda: any(r.state == "loading" for r in daemon.supervisor.resident()))
+        await stream.aclose()
+        await daemon.until(lambda: daemon.supervisor.resident() == [])
+        assert daemon.supervisor.standings() == []
 
     async def test_a_killed_runner_is_noticed_in_the_middle_of_an_answer(self, start_daemon: StartDaemon) -> None:
         daemon = await start_daemon()
-        stream = await daemon.granted("slow", num_predict=1000)
+        stream = daemon.stream("slow", num_predict=1000)
+        while not isinstance(await anext(stream), Delta):
+            pass
         os.kill(daemon.pid(), signal.SIGKILL)
         with pytest.raises(RunnerCrashed, match="SIGKILL"):
             async for _ in stream:
