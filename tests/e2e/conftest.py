@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.fixtures.cli import end_all
 
 
 @dataclass
@@ -72,7 +73,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 @pytest.fixture
 def machine(chat_store: Path, tmp_path: Path) -> Iterator[Machine]:
-    """A free address, an own state folder, and the store with the chat model. Whatever daemon is left is killed."""
+    """A free address, an own state folder, and the store with the chat model. Whatever is left is killed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -86,12 +87,6 @@ def machine(chat_store: Path, tmp_path: Path) -> Iterator[Machine]:
     }
     machine = Machine(address, env)
     yield machine
+    end_all(env)
     for daemon in machine.daemons:
-        daemon.kill()
         daemon.wait(10)
-    pid = machine.pid()
-    if pid is not None:
-        process = psutil.Process(pid)
-        process.kill()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.wait(10)

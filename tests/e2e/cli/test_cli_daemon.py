@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.e2e.cli.conftest import Done
-from tests.fixtures.cli import COMMAND, PATIENCE_SECONDS, environment, started
+from tests.fixtures.cli import COMMAND, PATIENCE_SECONDS, end_all, environment, started
 
 Localllm = Callable[..., Done]
 HEADER = b"NAME    ID    SIZE    MODIFIED    \n"
@@ -21,13 +20,12 @@ HEADER = b"NAME    ID    SIZE    MODIFIED    \n"
 
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A free address and an empty store. The daemon that answers there afterwards is ended."""
+    """A free address and an empty store. All that still runs there afterwards is ended."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     env = environment(tmp_path, address, LOCALLLM_MODELS=str(tmp_path / "models"))
     yield env
-    with contextlib.suppress(httpx.ConnectError):
-        os.kill(pid_of(env), signal.SIGKILL)
+    end_all(env)
 
 
 def pid_of(env: dict[str, str]) -> int:
@@ -50,6 +48,16 @@ def test_commands_that_start_together_share_one_daemon(env: dict[str, str]) -> N
         commands = [stack.enter_context(started(("list",), env)) for _ in range(3)]
         results = [command.communicate(timeout=PATIENCE_SECONDS * 2) for command in commands]
     assert results == [(HEADER, b"")] * 3
+
+
+def test_nothing_is_left_of_daemons_that_waited_for_one_another(env: dict[str, str]) -> None:
+    with started(("serve",), env) as first, started(("serve",), env) as second, started(("serve",), env) as third:
+        assert first.stderr is not None
+        first.stderr.readline()
+        end_all(env)
+        assert all(process.poll() is not None for process in (first, second, third))
+        with pytest.raises(httpx.ConnectError):
+            pid_of(env)
 
 
 def test_a_daemon_that_cannot_start_says_why(localllm: Localllm, env: dict[str, str]) -> None:
