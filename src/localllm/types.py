@@ -45,6 +45,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str = "format"
 
 
+class PromptTemplate(msgspec.Struct, frozen=True):
+    """How a conversation becomes a prompt: Jinja as in model files, or Go's text/template as in Ollama's layers."""
+
+    language: Literal["jinja", "go"]
+    source: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen and when to stop. Defaults are Ollama's, and llama.cpp's where Ollama has none.
 
@@ -137,6 +144,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `pin` keeps the prompt's prefix in the cache. `priority` lower is sooner; `client` groups requests for fairness.
     With a `suffix`, the answer is what belongs between `prompt` and it. `grammar` binds the answer, not the thinking.
     `forced_tools` are names of tools, one of which must be called; the answer ends after `max_tool_calls`, if not 0.
+    `template` is used instead of the one in the model file; one in Go also takes a `prompt` and its `suffix`.
     `inspect` asks for no answer, only for what would be computed: Finished then has the prompt and its tokens,
     without what the model wants at the beginning (BOS, say) if not `add_special`.
     """
@@ -157,6 +165,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     client: str = ""
     suffix: str = ""
+    template: PromptTemplate | None = None
     grammar: Grammar | None = None
     forced_tools: tuple[str, ...] = ()
     max_tool_calls: int = 0

@@ -30,8 +30,8 @@ EXCEPTIONS = {
     "daemon/server.py": {"api"},
     "cli/serve.py": {"daemon"},
 }
-# The names of models are data that the command line may handle; the rest of the store is the daemon's.
-STORE_FOR_CLI = {"localllm.store.names"}
+# What the command line may handle of the store: names, and the language that Modelfiles are written in.
+STORE_FOR_CLI = {"localllm.store.names", "localllm.store.modelfile", "localllm.store.parameters"}
 
 PURE = {
     "daemon/backoff.py",
@@ -47,7 +47,10 @@ PURE = {
     "runner/prefix_cache.py",
     "runner/cost.py",
     "runner/sequence.py",
+    "store/modelfile.py",
     "store/names.py",
+    "store/parameters.py",
+    "store/templates.py",
 }
 IMPURE_IMPORTS = {"asyncio", "ctypes", "os", "pathlib", "socket", "subprocess", "threading", "time"}
 

@@ -12,21 +12,11 @@ import msgspec
 from localllm.config import parse_duration
 from localllm.daemon.supervisor import KeepAlive
 from localllm.errors import InvalidOption, InvalidRequest
+from localllm.store.parameters import BOOLEANS, FLOATS, INTEGERS, OBJECTS, TEXT_LISTS, TEXTS
 from localllm.types import KVCacheType, LoadWishes, SamplingParams
 
 _log = logging.getLogger(__name__)
 
-_INTEGERS = frozenset(
-    {"num_keep", "seed", "num_predict", "top_k", "repeat_last_n", "num_ctx", "num_batch", "num_gpu", "main_gpu"}
-    | {"num_thread", "draft_num_predict", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
-)
-_FLOATS = frozenset(
-    {"temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"}
-    | {"mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "xtc_probability", "xtc_threshold"}
-    | {"top_n_sigma"}
-)
-_BOOLEANS = frozenset({"use_mmap", "ignore_eos"})
-_TEXTS = frozenset({"stop", "dry_sequence_breakers"})
 _KV_TYPES: tuple[str, ...] = get_args(KVCacheType)
 # llama.cpp compares each breaker with every word of the vocabulary, before the first token.
 _MAX_BREAKERS = 16
@@ -37,7 +27,7 @@ _MAX_SEED = 2**63 - 1
 # Longer than anybody lives: taken as forever, because a date that far away cannot be written down.
 _FOREVER_SECONDS = 100 * 365 * 86400.0
 
-_KNOWN = _INTEGERS | _FLOATS | _BOOLEANS | _TEXTS | {"logit_bias", "kv_cache_type"}
+_KNOWN = INTEGERS | FLOATS | BOOLEANS | TEXT_LISTS | TEXTS | OBJECTS
 # Not about sampling or loading: see turn.
 _ELSEWHERE = frozenset({"pin", "priority"})
 _SAMPLING = frozenset(SamplingParams.__struct_fields__)
@@ -99,17 +89,17 @@ def _wishes(known: Mapping[str, Any]) -> LoadWishes:
 
 
 def _typed(name: str, value: Any) -> Any:
-    if name in _TEXTS:
+    if name in TEXT_LISTS:
         return _texts(name, value)
     if name == "kv_cache_type":
         return value if value in _KV_TYPES else _refuse(name, f"one of {', '.join(_KV_TYPES)}")
     if name == "logit_bias":
         return _biases(value)
-    if name in _BOOLEANS:
+    if name in BOOLEANS:
         return value if isinstance(value, bool) else _refuse(name, "of type boolean")
     if not _is_number(value):
-        return _refuse(name, "of type float32" if name in _FLOATS else "of type integer")
-    return float(value) if name in _FLOATS else _integer(name, value)
+        return _refuse(name, "of type float32" if name in FLOATS else "of type integer")
+    return float(value) if name in FLOATS else _integer(name, value)
 
 
 def _is_number(value: Any) -> bool:

@@ -21,7 +21,8 @@ from localllm.store.blobs import BlobStore
 from localllm.store.gguf import GGUFHeader, read_header
 from localllm.store.manifests import Layer, Manifest, ManifestStore, ModelConfig, StoredManifest
 from localllm.store.names import ModelName
-from localllm.types import Message
+from localllm.store.templates import prompt_template
+from localllm.types import Message, PromptTemplate
 
 if TYPE_CHECKING:
     from localllm.store.catalog import Catalog
@@ -77,10 +78,7 @@ class StoredModel:
 
     @cached_property
     def capabilities(self) -> tuple[str, ...]:
-        """What the model can do, by Ollama's rules. Raises InvalidModelFile.
-
-        The template inside the model file is the one that is used; Ollama's own counts only where there is none.
-        """
+        """What the model can do, by Ollama's rules. Raises InvalidModelFile."""
         if self.header.pooling_type is not None:
             return ("embedding",)
         return tuple(
@@ -96,19 +94,37 @@ class StoredModel:
         )
 
     @property
+    def uses_template_layer(self) -> bool:
+        """Whether the template of the manifest is used, and not the one in the model file. Raises InvalidModelFile.
+
+        What came with a pull gives way to the model file's own; what somebody asked for does not.
+        """
+        return bool(self.template) and (self.config.has_explicit_template or not self.header.chat_template)
+
+    @cached_property
+    def prompt_template(self) -> PromptTemplate:
+        """The template in use; its source is empty where there is none. Raises InvalidModelFile."""
+        if self.uses_template_layer:
+            return prompt_template(self.template)
+        return PromptTemplate("jinja", self.header.chat_template)
+
+    @property
     def _calls_tools(self) -> bool:
-        template = self.header.chat_template
-        return any(word in template for word in ("tools", "tool_call")) if template else ".Tools" in self.template
+        template = self.prompt_template
+        if template.language == "go":
+            return ".Tools" in template.source
+        return any(word in template.source for word in ("tools", "tool_call"))
 
     @property
     def _thinks(self) -> bool:
-        template = self.header.chat_template
-        if not template:
-            return ".Thinking" in self.template
+        template = self.prompt_template
+        source = template.source
+        if template.language == "go" and ".Thinking" in source:
+            return True
         return (
-            any(opener in template and closer in template for opener, closer in _THINKING_TAGS)
-            or any(f"split({quote}</think>{quote})" in template for quote in "'\"")
-            or ("<|channel|>" in template and "analysis" in template)
+            any(opener in source and closer in source for opener, closer in _THINKING_TAGS)
+            or any(f"split({quote}</think>{quote})" in source for quote in "'\"")
+            or ("<|channel|>" in source and "analysis" in source)
         )
 
 

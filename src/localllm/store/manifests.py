@@ -88,6 +88,15 @@ class Manifest(
         return sum(layer.size for layer in self.parts)
 
 
+class OwnConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What Ollama's config blob has no word for; it passes over the key.
+
+    `explicit_template`: the template layer is somebody's express wish, so it comes before the one in the model file.
+    """
+
+    explicit_template: bool = False
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """The config blob, in Ollama's keys. `model_type` is the parameter size, `file_type` the quantisation."""
 
@@ -101,6 +110,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
     requires: str | UnsetType = UNSET
     architecture: str = "amd64"
     os: str = "linux"
+    localllm: OwnConfig | UnsetType = UNSET
+
+    @property
+    def has_explicit_template(self) -> bool:
+        return isinstance(self.localllm, OwnConfig) and self.localllm.explicit_template
 
 
 @dataclass(frozen=True)
