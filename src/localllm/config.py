@@ -194,6 +194,14 @@ class Config:
         4 << 30, parse_size, "Disk space in which all models keep prefixes across restarts; 0 for none."
     )
     origins: tuple[str, ...] = _setting((), _words, "More browser origins that may call the daemon.", "ORIGINS")
+    allow_no_key: bool = _setting(
+        False, _boolean, "Listen beyond this machine although no API key protects the daemon."
+    )
+    api_key: str = _setting("", str, "API key that the command line sends, where the daemon wants one.")
+    tls_certificate: Path | None = _setting(
+        None, _path, "Certificate chain (PEM): the daemon then speaks HTTPS, and the command line trusts it."
+    )
+    tls_key: Path | None = _setting(None, _path, "Private key (PEM) of the certificate, if it is not in the same file.")
     drain_timeout: float | None = _setting(
         10.0, parse_duration, "How long running requests may go on after the daemon was told to stop."
     )
@@ -227,6 +235,11 @@ def config_file() -> Path:
     return platformdirs.user_config_path(APP) / "config.yaml"
 
 
+def keys_file() -> Path:
+    """Of this user's daemon, whichever address it listens on."""
+    return platformdirs.user_data_path(APP) / "keys.sqlite"
+
+
 def kv_folder() -> Path:
     return platformdirs.user_cache_path(APP) / "kv"
 
@@ -255,6 +268,10 @@ def load_config(
         raw[key] = (value, f"--{key.replace('_', '-')}")
     parsers = {f.name: f.metadata["parse"] for f in dataclasses.fields(Config) if f.metadata}
     values = {key: _parse(parsers[key], key, text, origin) for key, (text, origin) in raw.items()}
+    if values.get("tls_certificate") and "host" not in values:
+        values["host"] = Address("127.0.0.1", DEFAULT_PORT)
+    if values.get("tls_certificate") and values["host"].scheme == "http":
+        values["host"] = dataclasses.replace(values["host"], scheme="https")
     return Config(**values, origin_of={key: origin for key, (_, origin) in raw.items()})
 
 

@@ -12,7 +12,10 @@ LocalLLMError
 ├── ModelNotFound             404  not in the store
 ├── NotFoundAtSource          404  no such repository, file, tag or package at a source
 ├── Unauthorized              401  a source wants credentials
+│   └── InvalidKey            401  we want an API key, or another one
 ├── Forbidden                 403  credentials are not enough (licence not accepted, no access)
+├── RateLimited               429  too many requests with one API key; carries retry_after
+│   └── QuotaExceeded         429  too many tokens for today
 ├── RequestCancelled          499  the client went away
 ├── InvalidModelFile          422  not a GGUF we can trust, or damaged
 ├── StoreError                500  the store cannot be read or written
@@ -121,9 +124,24 @@ class Unauthorized(LocalLLMError):
     status = 401
 
 
+class InvalidKey(Unauthorized):
+    code = "invalid_api_key"
+
+
 class Forbidden(LocalLLMError):
     code = "forbidden"
     status = 403
+
+
+class RateLimited(LocalLLMError):
+    """`details["retry_after"]` is the number of seconds after which there is room again."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+
+class QuotaExceeded(RateLimited):
+    code = "quota_exceeded"
 
 
 class RequestCancelled(LocalLLMError):

@@ -16,13 +16,14 @@ ALLOWED = {
     "config": {"errors", "localllm"},
     "log": {"localllm"},
     "protocol": {"errors", "types"},
+    "keys": {"errors"},
     "store": BASE | {"config"},
     "llama": BASE,
     "chat": BASE,
     "runner": BASE | {"protocol", "llama", "chat", "log"},
-    "daemon": BASE | {"store", "protocol", "config", "log"},
-    "api": BASE | {"daemon", "store", "config", "log", "protocol"},
-    "cli": BASE | {"config", "log"},
+    "daemon": BASE | {"store", "protocol", "config", "keys", "log"},
+    "api": BASE | {"daemon", "store", "config", "keys", "log", "protocol"},
+    "cli": BASE | {"config", "keys", "log"},
 }
 
 # Modules that compose layers, and what that lets them import beyond their layer.
@@ -43,6 +44,8 @@ PURE = {
     "daemon/refusals.py",
     "daemon/residency.py",
     "daemon/standing.py",
+    "keys/key.py",
+    "keys/limits.py",
     "runner/scheduler.py",
     "runner/prefix_cache.py",
     "runner/cost.py",

@@ -33,14 +33,15 @@ from localllm.api.wire import json_response
 from localllm.config import Config
 from localllm.daemon.supervisor import Supervisor
 from localllm.errors import LocalLLMError
+from localllm.keys.accounts import Accounts
 from localllm.store.library import ModelStore
 
 
-def create_app(config: Config, store: ModelStore, supervisor: Supervisor) -> Starlette:
-    """Starting and draining the supervisor is the caller's business."""
+def create_app(config: Config, store: ModelStore, supervisor: Supervisor, accounts: Accounts) -> Starlette:
+    """Starting and draining the supervisor, and flushing the accounts, is the caller's business."""
     return Starlette(
         routes=_routes(Services(store, supervisor, ModelFinder(store))),
-        middleware=[Middleware(Guard, config=config), Middleware(Deadlines)],
+        middleware=[Middleware(Guard, config=config, accounts=accounts), Middleware(Deadlines)],
         exception_handlers={LocalLLMError: on_error, HTTPException: on_http_error},
     )
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.api import generation
+from localllm.api import access, generation
 from localllm.api.generation import Services
 from localllm.api.options import parse_keep_alive, parse_options
 from localllm.api.streaming import WhileConnected
@@ -182,7 +182,9 @@ class EmbeddingRoutes:
         _, wishes = parse_options(model.parameters, body.options)
         async with WhileConnected(request.receive):
             if wish.inputs:
-                granted, embeddings = await self._supervisor.embed(model, wish, wishes, keep_alive)
+                with access.metered(model) as meter:
+                    granted, embeddings = await self._supervisor.embed(model, wish, wishes, keep_alive)
+                    meter(embeddings)
                 load_ns = granted.load_ns
             else:
                 await self._supervisor.load(model, wishes, keep_alive)

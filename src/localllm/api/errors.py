@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from localllm import log
 from localllm.api.wire import json_bytes, json_line, json_response
-from localllm.errors import InvalidOption, LocalLLMError, Overloaded
+from localllm.errors import InvalidKey, InvalidOption, LocalLLMError, Overloaded, RateLimited
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ def openai_error(error: LocalLLMError) -> OpenAIError:
 
 
 def _openai_type(status: int) -> str:
-    if status == 404:
-        return "not_found_error"
+    if status in (404, 429):
+        return "not_found_error" if status == 404 else "rate_limit_error"
     return "invalid_request_error" if 400 <= status < 500 else "api_error"
 
 
@@ -126,7 +126,9 @@ def _shaped(path: str, error: LocalLLMError) -> NativeError | OpenAIError | Anth
 
 
 def _headers(error: LocalLLMError) -> dict[str, str]:
-    if not isinstance(error, Overloaded):
+    if isinstance(error, InvalidKey):
+        return {"WWW-Authenticate": "Bearer"}
+    if not isinstance(error, Overloaded | RateLimited):
         return {}
     seconds = error.details.get("retry_after")
     if not isinstance(seconds, int | float) or seconds <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timezone
 
+from localllm.api.access import check_model
 from localllm.errors import InvalidName, InvalidRequest, ModelNotFound
 from localllm.store.library import ModelStore, StoredModel
 
@@ -19,7 +20,12 @@ class ModelFinder:
         self._found: dict[str, StoredModel] = {}
 
     async def find(self, name: str) -> StoredModel:
-        """Raises InvalidRequest or ModelNotFound in Ollama's words, InvalidModelFile or StoreError."""
+        """Raises InvalidRequest or ModelNotFound in Ollama's words, Forbidden, InvalidModelFile or StoreError."""
+        model = await self._find(name)
+        check_model(model)
+        return model
+
+    async def _find(self, name: str) -> StoredModel:
         model = self._found.get(name)
         if model is not None and self._is_current(model):
             return model

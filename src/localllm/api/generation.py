@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from localllm import log
-from localllm.api import deadline
+from localllm.api import access, deadline
 from localllm.api.finder import ModelFinder
 from localllm.api.wire import check_integers
 from localllm.daemon.supervisor import Granted, KeepAlive, Supervisor
@@ -75,17 +75,19 @@ async def events(supervisor: Supervisor, job: Job) -> AsyncGenerator[Delta | End
     granted_ns, num_thinking_tokens = job.started_ns, 0
     stream = supervisor.generate(job.model, job.request, job.wishes, job.keep_alive)
     async with aclosing(stream):
-        async for event in stream:
-            if isinstance(event, Delta):
-                num_thinking_tokens += event.num_tokens if event.thinking else 0
-                yield event
-            elif isinstance(event, Granted):
-                granted_ns = time.perf_counter_ns()
-            elif isinstance(event, Finished):
-                if event.finish_reason == "cancelled":
-                    raise RequestCancelled("the request was cancelled before its answer was complete")
-                now = time.perf_counter_ns()
-                yield Ended(event, granted_ns - job.started_ns, now - job.started_ns, num_thinking_tokens)
+        with access.metered(job.model, is_free=job.request.inspect) as meter:
+            async for event in stream:
+                meter(event)
+                if isinstance(event, Delta):
+                    num_thinking_tokens += event.num_tokens if event.thinking else 0
+                    yield event
+                elif isinstance(event, Granted):
+                    granted_ns = time.perf_counter_ns()
+                elif isinstance(event, Finished):
+                    if event.finish_reason == "cancelled":
+                        raise RequestCancelled("the request was cancelled before its answer was complete")
+                    now = time.perf_counter_ns()
+                    yield Ended(event, granted_ns - job.started_ns, now - job.started_ns, num_thinking_tokens)
 
 
 async def choices(supervisor: Supervisor, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta | Ended], None]:
@@ -227,5 +229,8 @@ def new_id() -> str:
 
 
 def client_of(request: Request) -> str:
-    """Groups the requests of one client, to share the engine fairly between clients."""
+    """Groups the requests of one client, by key or address, to share the engine fairly between clients."""
+    key = access.current_key()
+    if key is not None:
+        return f"key {key.name}"
     return request.client.host if request.client is not None else ""

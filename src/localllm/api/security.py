@@ -1,4 +1,4 @@
-"""The outermost layer: who may call, under which names, and what every answer carries.
+"""The outermost layer: who may call, under which names and with which key, and what every answer carries.
 
 A web page may reach a daemon on this machine: directly, which the browser announces with an Origin, or through a host
 name that it made point here (DNS rebinding), which the Host header gives away. Both are refused unless the settings
@@ -19,9 +19,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm import log
+from localllm.api import access
 from localllm.api.errors import error_response, internal_error
 from localllm.config import Config
-from localllm.errors import Forbidden
+from localllm.errors import Forbidden, LocalLLMError
+from localllm.keys.accounts import Accounts
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ DEFAULT_ORIGINS = (
 )
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _METHODS = "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
-_HEADERS = "Authorization, Content-Type, User-Agent, Accept, X-Requested-With, X-Request-Id"
+_HEADERS = "Authorization, X-Api-Key, Content-Type, User-Agent, Accept, X-Requested-With, X-Request-Id"
 _EXPOSED = "X-Request-Id, Retry-After"
 _PREFLIGHT_SECONDS = 12 * 3600
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -89,10 +91,11 @@ def own_names() -> set[str]:
 
 
 class Guard:
-    """ASGI middleware: request id, host check, CORS, and the last answer to what nobody caught."""
+    """ASGI middleware: request id, host check, CORS, API keys, and the last answer to what nobody caught."""
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
+    def __init__(self, app: ASGIApp, config: Config, accounts: Accounts) -> None:
         self._app = app
+        self._accounts = accounts
         self._policy = Policy(config.origins, own_names())
         self._checks_host = config.host.is_loopback
 
@@ -109,6 +112,7 @@ class Guard:
         if answer is None and origin:
             extra += _cors_headers(origin)
             answer = _preflight(headers) if scope["method"] == "OPTIONS" else None
+        answer = answer or self._check_key(scope, headers)
         await self._serve(answer or self._app, scope, receive, _Sender(send, extra))
 
     def _refusal(self, path: str, host: str, origin: str) -> Response | None:
@@ -116,6 +120,13 @@ class Guard:
             return error_response(path, _forbidden("host", host, f"http://{host}"))
         if origin and not self._policy.allows_origin(origin, host):
             return error_response(path, _forbidden("origin", origin, origin))
+        return None
+
+    def _check_key(self, scope: Scope, headers: Headers) -> Response | None:
+        try:
+            access.admit(self._accounts, scope["method"], scope["path"], headers)
+        except LocalLLMError as error:
+            return error_response(scope["path"], error)
         return None
 
     async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: _Sender) -> None:

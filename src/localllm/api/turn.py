@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import UNSET
 from starlette.requests import Request
 
+from localllm.api.access import current_key
 from localllm.api.generation import client_of
 from localllm.api.wire import AnswerBody, ModelBody, invalid
 from localllm.errors import InvalidOption
@@ -31,11 +32,20 @@ class Turn:
     pin: bool = False
 
     def priority_for(self, request: Request) -> int:
-        """Raises InvalidRequest for a header that is no number."""
+        """Raises InvalidRequest for a header that is no number. A request may be less urgent than its key, not more."""
+        key = current_key()
+        asked = self._asked(request)
+        if key is None:
+            return asked or 0
+        return key.priority if asked is None else max(asked, key.priority)
+
+    def _asked(self, request: Request) -> int | None:
         if self.priority is not None:
             return self.priority
-        text = request.headers.get(HEADER, "0").strip()
-        if not _INTEGER.fullmatch(text):
+        text = request.headers.get(HEADER)
+        if text is None:
+            return None
+        if not _INTEGER.fullmatch(text.strip()):
             raise invalid("X-Priority", f"must be an integer from {MIN_PRIORITY} (first) to {MAX_PRIORITY} (last)")
         return _clamp(int(text))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import output
+from localllm.cli.keys_app import keys_app
 from localllm.cli.status import Status
 from localllm.config import config_file, load_config, settings
 from localllm.errors import AddressInUse, InvalidUsage, LocalLLMError
@@ -179,6 +180,20 @@ def rm(models: Annotated[list[str], typer.Argument(help="Names of models.")]) ->
 
     with _client() as client:
         remove_models(client, models)
+
+
+app.add_typer(keys_app, name="keys")
+
+
+@app.command(epilog=_examples("localllm usage", "localllm usage --days 30 --json"))
+def usage(
+    days: Annotated[int, typer.Option("--days", min=1, help="Of the last so many days, today included.")] = 7,
+    json: Json = False,
+) -> None:
+    """Show what each API key has used."""
+    from localllm.cli.keys import show_usage
+
+    show_usage(days, as_json=json)
 
 
 def _settings_help() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,12 +22,15 @@ _EXCERPT = 200
 class Client:
     """Speaks the native API of the daemon at `host`. Reading waits for ever: a load or a prompt may take minutes."""
 
-    def __init__(self, host: Address) -> None:
-        """Raises ConfigError for an address that nobody can connect to."""
+    def __init__(self, host: Address, *, api_key: str = "", certificate: Path | None = None) -> None:
+        """`certificate` is trusted beside those that the system trusts.
+
+        Raises ConfigError for an address that nobody can connect to, or a certificate that nobody can read.
+        """
         self.url = host.url
         # An unspecified address is one to listen on; the URL has the loopback address through which it is reached.
         self.is_local = parse_address(host.url).is_loopback
-        self.http = _connection(self.url, host.scheme, is_local=self.is_local)
+        self.http = _connection(self.url, host.scheme, api_key, certificate, is_local=self.is_local)
 
     def __enter__(self) -> Client:
         return self
@@ -84,21 +89,41 @@ class Client:
         )
 
 
-def _connection(url: str, scheme: str, *, is_local: bool) -> httpx.Client:
+def _connection(url: str, scheme: str, api_key: str, certificate: Path | None, *, is_local: bool) -> httpx.Client:
     if scheme not in ("http", "https"):
         raise ConfigError(f"{url} is not an address to connect to", hint="Set LOCALLLM_HOST to http:// or https://.")
     try:
         return httpx.Client(
             base_url=url,
-            headers={"User-Agent": f"localllm/{localllm.__version__}"},
+            headers={"User-Agent": f"localllm/{localllm.__version__}", **_authorization(api_key)},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             # A proxy for the outside has no business between two processes of one machine.
             trust_env=not is_local,
             # Reading the certificates takes 0.1 s, which plain HTTP does not need.
-            verify=scheme == "https",
+            verify=_trust(certificate) if scheme == "https" else False,
         )
     except httpx.InvalidURL as error:
         raise ConfigError(f"{url} is not an address to connect to: {error}", hint="Set LOCALLLM_HOST.") from None
+
+
+def _authorization(api_key: str) -> dict[str, str]:
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("the API key has characters that no key has", hint="Check LOCALLLM_API_KEY.")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _trust(certificate: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if certificate is not None:
+        try:
+            context.load_verify_locations(certificate)
+        except OSError as error:
+            raise ConfigError(
+                f"the certificate {certificate} cannot be read: {error}", hint="Check LOCALLLM_TLS_CERTIFICATE."
+            ) from None
+    return context
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -30,12 +30,17 @@ _AGAIN_SECONDS = 1.0
 _NUM_LAST_LINES = 3
 
 
+def client_for(config: Config) -> Client:
+    """A client of the daemon at `config.host`, whether there is one or not."""
+    return Client(config.host, api_key=config.api_key, certificate=config.tls_certificate)
+
+
 def connect(config: Config, *, start: bool = True) -> Client:
     """A client of the daemon at `config.host`, which is started first if it may and must be.
 
     Raises AddressInUse when something else answers there, DaemonUnavailable when nothing does.
     """
-    client = Client(config.host)
+    client = client_for(config)
     try:
         ensure_running(client, config, start=start)
     except BaseException:
@@ -51,8 +56,9 @@ def ensure_running(
     try:
         version = find_daemon(client)
     except httpx.ConnectError as error:
-        # The daemon speaks plain HTTP at the root: with another scheme or a path, a proxy is meant.
-        if not (start and client.is_local and config.host.scheme == "http" and not config.host.path):
+        # The daemon speaks at the root, and HTTPS only with a certificate: otherwise, a proxy is meant.
+        scheme = "http" if config.tls_certificate is None else "https"
+        if not (start and client.is_local and config.host.scheme == scheme and not config.host.path):
             raise client.unreachable(error) from None
         with output.waiting("starting the daemon"):
             _start(client, config, command)

@@ -13,7 +13,7 @@ import localllm
 from localllm.cli import output
 from localllm.cli.client import Client
 from localllm.cli.format import human_size, human_time, parse_time
-from localllm.cli.launcher import find_daemon
+from localllm.cli.launcher import client_for, find_daemon
 from localllm.config import load_config
 from localllm.errors import LocalLLMError, ModelNotFound
 
@@ -25,7 +25,7 @@ _LOCAL_STARTS = ("/", "./", "../", "~")
 def print_version() -> None:
     """The daemon's version; warnings where there is none, or where it is not this command's. Raises nothing."""
     try:
-        with Client(load_config().host) as client:
+        with client_for(load_config()) as client:
             version = find_daemon(client)
     except httpx.ConnectError:
         output.notice("Warning: no daemon is running")

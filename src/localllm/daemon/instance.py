@@ -39,10 +39,10 @@ def claim(config: Config) -> Iterator[socket.socket]:
     ConfigError when the address is not one to listen on.
     """
     address = config.host
-    if address.scheme != "http":
+    if address.scheme != ("http" if config.tls_certificate is None else "https"):
         raise ConfigError(
-            f"{config.origin('host')}: the daemon speaks plain HTTP and cannot listen on {address.scheme}://",
-            hint="Leave the scheme out, and put a proxy in front for TLS.",
+            f"{config.origin('host')}: the daemon cannot listen on {address.scheme}://",
+            hint="Leave the scheme out. For TLS, set LOCALLLM_TLS_CERTIFICATE.",
         )
     if _is_answered(address):
         raise describe_owner(address)
@@ -114,7 +114,7 @@ def _bind(config: Config) -> socket.socket:
 
 def describe_owner(address: Address, *, pid: int | None = None) -> AddressInUse:
     """The error that says who has the address. `pid` is that of the daemon that holds our lock, if it is known."""
-    url = Address(address.host, address.port).url
+    url = Address(address.host, address.port, address.scheme).url
     elsewhere = f"LOCALLLM_HOST=127.0.0.1:{address.port + 1}"
     health = _get(f"{url}/health")
     if health is not None and (owner := _our_pid(health)):
@@ -149,7 +149,8 @@ def _get(url: str) -> httpx.Response | None:
     import httpx
 
     try:
-        return httpx.get(url, timeout=_PROBE_SECONDS, trust_env=False)
+        # Who it says it is matters only for the words of an error, so the certificate need not be ours.
+        return httpx.get(url, timeout=_PROBE_SECONDS, trust_env=False, verify=False)
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
 

@@ -15,10 +15,12 @@ import uvicorn
 import uvloop
 
 from localllm import __version__, log
-from localllm.config import Config
+from localllm.config import Config, keys_file
+from localllm.daemon.exposure import check_certificate, check_openness
 from localllm.daemon.instance import BACKLOG, claim
 from localllm.daemon.runner_process import RUNNER_COMMAND
 from localllm.daemon.supervisor import Supervisor
+from localllm.keys.accounts import Accounts
 from localllm.store.library import ModelStore
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,18 +42,21 @@ def serve(config: Config, *, runner_command: Sequence[str] = RUNNER_COMMAND) -> 
     """
     log.setup(debug=config.debug)
     _raise_descriptor_limit()
+    accounts = Accounts(keys_file(), is_key_needed=not (config.host.is_loopback or config.allow_no_key))
+    check_openness(config, accounts)
+    check_certificate(config)
     with claim(config) as sock:
-        return uvloop.run(_serve(config, sock, runner_command))
+        return uvloop.run(_serve(config, sock, accounts, runner_command))
 
 
-async def _serve(config: Config, sock: socket.socket, runner_command: Sequence[str]) -> int:
+async def _serve(config: Config, sock: socket.socket, accounts: Accounts, runner_command: Sequence[str]) -> int:
     # The API imports the daemon's interface; only here does the daemon import the API.
     from localllm.api.app import create_app
 
     store = ModelStore(config.models)
     supervisor = Supervisor(config, command=runner_command)
     await supervisor.start()
-    server = _Server(_uvicorn_config(create_app(config, store, supervisor)))
+    server = _Server(_uvicorn_config(config, create_app(config, store, supervisor, accounts)))
     shutdown = _Shutdown(server, supervisor, config.drain_timeout)
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, shutdown.on_signal)
@@ -61,6 +66,7 @@ async def _serve(config: Config, sock: socket.socket, runner_command: Sequence[s
         await _say_goodbye(server)
     finally:
         await supervisor.drain(0)
+        await accounts.flush()
     _log.info("stopped")
     return 1 if shutdown.is_forced else 0
 
@@ -75,11 +81,11 @@ def _announce(config: Config) -> None:
     _log.info(
         "localllm %s listens on %s (pid %d), models in %s", __version__, config.host.url, os.getpid(), config.models
     )
-    if not config.host.is_loopback:
-        _log.warning("%s is open to other machines: whoever reaches it can use it", config.host.host)
+    if not config.host.is_loopback and config.allow_no_key:
+        _log.warning("%s is open to other machines: without keys, whoever reaches it can use it", config.host.host)
 
 
-def _uvicorn_config(app: object) -> uvicorn.Config:
+def _uvicorn_config(config: Config, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
@@ -93,6 +99,8 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FLUSH_SECONDS,
+        ssl_certfile=config.tls_certificate,
+        ssl_keyfile=config.tls_key,
     )
 
 

@@ -23,6 +23,7 @@ from localllm.config import Config
 from localllm.daemon.metrics import Metrics
 from localllm.daemon.supervisor import Granted, Item, KeepAlive, ResidentModel, Standing, Supervisor
 from localllm.errors import LocalLLMError
+from localllm.keys.accounts import Accounts
 from localllm.store import manifests
 from localllm.store.library import ModelStore, StoredModel
 from localllm.store.manifests import Layer, Manifest, ModelConfig
@@ -246,9 +247,12 @@ class Daemon:
 
 
 @asynccontextmanager
-async def serve(config: Config, models: StoreBuilder, supervisor: FakeSupervisor) -> AsyncIterator[Daemon]:
-    """uvicorn as the daemon runs it, but inside the test's own loop."""
-    app = create_app(config, models.store, cast(Supervisor, supervisor))
+async def serve(
+    config: Config, models: StoreBuilder, supervisor: FakeSupervisor, accounts: Accounts | None = None
+) -> AsyncIterator[Daemon]:
+    """uvicorn as the daemon runs it, but inside the test's own loop. Without `accounts`, nobody needs a key."""
+    accounts = accounts or Accounts(models.folder / "keys.sqlite")
+    app = create_app(config, models.store, cast(Supervisor, supervisor), accounts)
     listener = socket.create_server(("127.0.0.1", 0))
     # As uvloop does in the daemon; asyncio does not for a socket of somebody else's, and a request takes 40 ms more.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

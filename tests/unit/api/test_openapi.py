@@ -14,6 +14,7 @@ from tests.unit.api.harness import Daemon, FakeSupervisor, StoreBuilder
 from localllm.api.app import create_app
 from localllm.api.openapi import document
 from localllm.config import Config
+from localllm.keys.accounts import Accounts
 
 DOCUMENT = document()
 # Sent with GET and HEAD by everything that answers it.
@@ -21,7 +22,8 @@ IMPLIED = "HEAD"
 
 
 def routes(models: StoreBuilder, supervisor: FakeSupervisor) -> set[tuple[str, str]]:
-    app = create_app(Config(), models.store, supervisor)  # type: ignore[arg-type]
+    accounts = Accounts(models.folder / "keys.sqlite")
+    app = create_app(Config(), models.store, supervisor, accounts)  # type: ignore[arg-type]
     found = set()
     for route in app.routes:
         assert isinstance(route, Route) and route.methods is not None

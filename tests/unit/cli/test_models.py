@@ -212,7 +212,19 @@ def test_help_of_serve_lists_the_settings(run: Run) -> None:
 
 def test_each_command_has_a_line_of_help_that_fits(run: Run) -> None:
     commands = run("--help").out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in commands] == ["run", "pull", "list", "show", "ps", "stop", "cp", "rm", "serve"]
+    assert [line.split()[0] for line in commands] == [
+        "run",
+        "pull",
+        "list",
+        "show",
+        "ps",
+        "stop",
+        "cp",
+        "rm",
+        "usage",
+        "serve",
+        "keys",
+    ]
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
 
 
