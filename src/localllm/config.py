@@ -1,7 +1,8 @@
 """All settings: one frozen Config, one table that names every key, its environment variables and its meaning.
 
-Precedence, lowest first: default, configuration file, environment, command-line flag. `Config.origin` tells where each
-value came from, so that an error or `ps` can say which setting to change.
+Precedence, lowest first: default, configuration file, its settings for single models, environment, command-line flag;
+what a Modelfile or a request says goes before all of these. `Config.origin` tells where each value came from, so that
+an error can say which setting to change.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import platformdirs
 
+from localllm import config_file as config_file_module
+from localllm.config_file import Setting
 from localllm.errors import ConfigError, InvalidRequest
 
 APP = "localllm"
 DEFAULT_PORT = 11434
+# Names the configuration file; it cannot be set in that file itself.
+CONFIG_ENV = "LOCALLLM_CONFIG"
 
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
@@ -127,12 +133,27 @@ def _default_models() -> Path:
     return platformdirs.user_data_path(APP) / "models"
 
 
-def _setting(default: Any, parse: Callable[[str], Any], help: str, ollama: str = "") -> Any:
-    """A Config field: its environment variable is LOCALLLM_<NAME>, `ollama` names the alias without its prefix."""
-    metadata = {"parse": parse, "help": help, "alias": f"OLLAMA_{ollama}" if ollama else ""}
+def _setting(
+    default: Any, parse: Callable[[str], Any], help: str, ollama: str = "", *, is_of_models: bool = False
+) -> Any:
+    """A Config field: its environment variable is LOCALLLM_<NAME>, `ollama` names the alias without its prefix.
+
+    `is_of_models`: the configuration file may set it for single models.
+    """
+    alias = f"OLLAMA_{ollama}" if ollama else ""
+    metadata = {"parse": parse, "help": help, "alias": alias, "is_of_models": is_of_models}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What the configuration file says about the models whose names match `pattern`, and where it says so."""
+
+    pattern: str
+    values: Mapping[str, Any]
+    origin_of: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -151,9 +172,14 @@ class Config:
         parse_duration,
         "How long an idle model stays loaded; negative is forever, 0 unloads at once.",
         "KEEP_ALIVE",
+        is_of_models=True,
     )
     num_parallel: int = _setting(
-        0, _count, "Requests that one model decodes at a time; 0 chooses from memory and cores.", "NUM_PARALLEL"
+        0,
+        _count,
+        "Requests that one model decodes at a time; 0 chooses from memory and cores.",
+        "NUM_PARALLEL",
+        is_of_models=True,
     )
     max_loaded_models: int = _setting(
         0, _count, "Models resident at a time; 0 means three per accelerator, or three.", "MAX_LOADED_MODELS"
@@ -166,29 +192,52 @@ class Config:
         _count,
         "Default window in tokens of each request; 0 means 4096, or the model's own if shorter.",
         "CONTEXT_LENGTH",
+        is_of_models=True,
     )
     load_timeout: float | None = _setting(
         300.0, parse_duration, "A load that makes no progress for this long is given up.", "LOAD_TIMEOUT"
     )
-    num_threads: int = _setting(0, _count, "Threads of a runner; 0 means the cores that this process may use.")
+    num_threads: int = _setting(
+        0, _count, "Threads of a runner; 0 means the cores that this process may use.", is_of_models=True
+    )
     leave_cores: int = _setting(0, _count, "Cores that runners leave to other programs.")
     kv_cache_type: str = _setting(
-        "f16", _one_of("f16", "q8_0", "q4_0"), "Type of the KV cache: f16, q8_0 or q4_0.", "KV_CACHE_TYPE"
+        "f16",
+        _one_of("f16", "q8_0", "q4_0"),
+        "Type of the KV cache: f16, q8_0 or q4_0.",
+        "KV_CACHE_TYPE",
+        is_of_models=True,
+    )
+    gpu_layers: int = _setting(-1, int, "Layers that go to a GPU; -1 chooses as many as fit.", is_of_models=True)
+    pin: bool = _setting(
+        False, _boolean, "Models, once loaded, stay in memory and make no room for others.", is_of_models=True
     )
     kv_unified: bool = _setting(
-        False, _boolean, "One KV memory of a single window for all requests of a model: less memory, less speed."
+        False,
+        _boolean,
+        "One KV memory of a single window for all requests of a model: less memory, less speed.",
+        is_of_models=True,
     )
     flash_attention: str = _setting(
-        "auto", _one_of("auto", "on", "off"), "Flash attention: auto, on or off.", "FLASH_ATTENTION"
+        "auto", _one_of("auto", "on", "off"), "Flash attention: auto, on or off.", "FLASH_ATTENTION", is_of_models=True
     )
     target_itl: float | None = _setting(
-        0.1, parse_duration, "Longest time that somebody else's prompt may add to the gap between two tokens."
+        0.1,
+        parse_duration,
+        "Longest time that somebody else's prompt may add to the gap between two tokens.",
+        is_of_models=True,
     )
     speculate: bool = _setting(
-        True, _boolean, "Guess tokens that a text repeats and check several at once; answers stay the same."
+        True,
+        _boolean,
+        "Guess tokens that a text repeats and check several at once; answers stay the same.",
+        is_of_models=True,
     )
     kv_ram: int = _setting(
-        2 << 30, parse_size, "Memory in which each model keeps the prefixes of earlier prompts; 0 for none."
+        2 << 30,
+        parse_size,
+        "Memory in which each model keeps the prefixes of earlier prompts; 0 for none.",
+        is_of_models=True,
     )
     kv_disk: int = _setting(
         4 << 30, parse_size, "Disk space in which all models keep prefixes across restarts; 0 for none."
@@ -207,6 +256,17 @@ class Config:
     )
     debug: bool = _setting(False, _boolean, "Log more.", "DEBUG")
     origin_of: Mapping[str, str] = field(default_factory=dict)
+    of_models: tuple[ModelSettings, ...] = ()
+
+    def for_model(self, name: str) -> Config:
+        """The settings for one model, by its full display name ("qwen3:latest"). Later entries of the file win."""
+        names = (name.lower(), name.lower().removesuffix(":latest"))
+        found = [s for s in self.of_models if any(fnmatchcase(name, s.pattern.lower()) for name in names)]
+        if not found:
+            return self
+        values = {key: value for settings in found for key, value in settings.values.items()}
+        origin_of = {key: origin for settings in found for key, origin in settings.origin_of.items()}
+        return dataclasses.replace(self, **values, origin_of={**self.origin_of, **origin_of})
 
     def origin(self, key: str) -> str:
         """Where the value of `key` came from: "default", a file path, or an environment variable's name."""
@@ -232,7 +292,19 @@ def settings() -> list[SettingInfo]:
 
 
 def config_file() -> Path:
-    return platformdirs.user_config_path(APP) / "config.yaml"
+    """Where the settings are read from, whether there is such a file or not."""
+    return _config_file(os.environ)
+
+
+def _config_file(env: Mapping[str, str]) -> Path:
+    """Raises ConfigError for a file that was asked for and is not there."""
+    named = env.get(CONFIG_ENV, "").strip()
+    if not named:
+        return platformdirs.user_config_path(APP) / "config.yaml"
+    path = Path(named).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{CONFIG_ENV}: there is no file {path}", hint="Create it, or take the variable away.")
+    return path
 
 
 def keys_file() -> Path:
@@ -256,59 +328,45 @@ def load_config(
     *, file: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> Config:
     """Read all sources, lowest precedence first. Raises ConfigError that names the setting and its source."""
-    file = config_file() if file is None else file
     env = os.environ if env is None else env
-    raw: dict[str, tuple[str, str]] = {key: (value, str(file)) for key, value in _read_file(file).items()}
+    file = _config_file(env) if file is None else file
+    known = [f.name for f in dataclasses.fields(Config) if f.metadata]
+    known_of_models = [f.name for f in dataclasses.fields(Config) if f.metadata.get("is_of_models")]
+    read = config_file_module.read(file, known, known_of_models)
+    fixed: dict[str, tuple[str, str]] = {}
     for info in settings():
         for name in filter(None, (info.alias, info.env)):
             value = env.get(name, "").strip().strip("\"'")
             if value:
-                raw[info.key] = (value, name)
+                fixed[info.key] = (value, name)
     for key, value in (flags or {}).items():
-        raw[key] = (value, f"--{key.replace('_', '-')}")
-    parsers = {f.name: f.metadata["parse"] for f in dataclasses.fields(Config) if f.metadata}
-    values = {key: _parse(parsers[key], key, text, origin) for key, (text, origin) in raw.items()}
-    if values.get("tls_certificate") and "host" not in values:
-        values["host"] = Address("127.0.0.1", DEFAULT_PORT)
-    if values.get("tls_certificate") and values["host"].scheme == "http":
-        values["host"] = dataclasses.replace(values["host"], scheme="https")
-    return Config(**values, origin_of={key: origin for key, (_, origin) in raw.items()})
+        fixed[key] = (value, f"--{key.replace('_', '-')}")
+    raw = {**{key: (setting.text, setting.where) for key, setting in read.own.items()}, **fixed}
+    values = {key: _parse(key, text, origin) for key, (text, origin) in raw.items()}
+    if values.get("tls_certificate"):
+        host = values.get("host", Address("127.0.0.1", DEFAULT_PORT))
+        values["host"] = dataclasses.replace(host, scheme="https")
+    return Config(
+        **values,
+        origin_of={key: origin for key, (_, origin) in raw.items()},
+        of_models=tuple(_of_model(pattern, of_model, fixed) for pattern, of_model in read.of_models),
+    )
 
 
-def _parse(parse: Callable[[str], Any], key: str, text: str, origin: str) -> Any:
+def _of_model(pattern: str, of_model: Mapping[str, Setting], fixed: Collection[str]) -> ModelSettings:
+    """What the environment or a flag says goes before the file, whatever it is about."""
+    values = {key: _parse(key, setting.text, setting.where) for key, setting in of_model.items()}
+    return ModelSettings(
+        pattern,
+        {key: value for key, value in values.items() if key not in fixed},
+        {key: setting.where for key, setting in of_model.items() if key not in fixed},
+    )
+
+
+def _parse(key: str, text: str, origin: str) -> Any:
+    metadata = Config.__dataclass_fields__[key].metadata
     try:
-        return parse(text)
+        return metadata["parse"](text)
     except (ValueError, InvalidRequest) as error:
-        raise ConfigError(
-            f'{origin}: "{text}" is not a valid {key}: {error}', hint=getattr(error, "hint", "")
-        ) from None
-
-
-def _read_file(path: Path) -> dict[str, str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-    # Takes a tenth of the time of a short command, and few have the file.
-    import yaml
-
-    try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _unreadable(path, error) from None
-    if loaded is None:
-        return {}
-    known = {info.key for info in settings()}
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: the file must be a mapping of settings", hint=f"Known: {', '.join(sorted(known))}.")
-    if unknown := sorted(str(key) for key in loaded.keys() - known):
-        raise ConfigError(f"{path}: unknown setting {unknown[0]}", hint=f"Known: {', '.join(sorted(known))}.")
-    return {
-        str(key): ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in loaded.items()
-    }
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} cannot be read: {error}", hint="Correct the file or move it away.")
+        hint = getattr(error, "hint", "") or metadata["help"]
+        raise ConfigError(f'{origin}: "{text}" is not a valid {key}: {error}', hint=hint) from None

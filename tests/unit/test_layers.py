@@ -13,7 +13,8 @@ BASE = {"errors", "types", "localllm"}
 ALLOWED = {
     "errors": set(),
     "types": {"errors"},
-    "config": {"errors", "localllm"},
+    "config": {"config_file", "errors", "localllm"},
+    "config_file": {"errors"},
     "log": {"localllm"},
     "protocol": {"errors", "types"},
     "keys": {"errors"},
@@ -43,6 +44,7 @@ PURE = {
     "daemon/memory.py",
     "daemon/refusals.py",
     "daemon/residency.py",
+    "daemon/room.py",
     "daemon/standing.py",
     "keys/key.py",
     "keys/limits.py",

@@ -219,6 +219,9 @@ def _runner_state(resident: ResidentModel) -> RunnerState:
         num_threads=options.num_threads,
         num_threads_batch=options.num_threads_batch,
         num_gpu_layers=info.num_gpu_layers if info is not None else 0,
+        kv_cache_type=options.kv_cache_type,
+        speculates=options.speculate,
+        is_pinned=resident.is_pinned,
         loaded_because=resident.reason,
     )
     if resident.step_age is not None:

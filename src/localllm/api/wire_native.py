@@ -264,6 +264,9 @@ class RunnerState(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_threads: int
     num_threads_batch: int
     num_gpu_layers: int
+    kv_cache_type: str
+    speculates: bool
+    is_pinned: bool
     loaded_because: str
     load_fraction: float | UnsetType = UNSET
     step_age: float | UnsetType = UNSET

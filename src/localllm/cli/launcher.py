@@ -15,7 +15,7 @@ import localllm
 from localllm.cli import output
 from localllm.cli.client import Client
 from localllm.cli.status import Status
-from localllm.config import Config, log_file
+from localllm.config import CONFIG_ENV, Config, config_file, log_file
 from localllm.errors import AddressInUse, DaemonUnavailable
 
 DAEMON_COMMAND = (sys.executable, "-m", "localllm", "serve")
@@ -145,8 +145,7 @@ def _spawn(config: Config, command: Sequence[str]) -> tuple[subprocess.Popen[byt
                 stdout=stream,
                 stderr=stream,
                 cwd="/",
-                # What is relative here is not there.
-                env={**os.environ, "LOCALLLM_MODELS": str(config.models.absolute())},
+                env={**os.environ, **_absolute_paths(config)},
                 start_new_session=True,
             )
         return child, log, began
@@ -154,6 +153,17 @@ def _spawn(config: Config, command: Sequence[str]) -> tuple[subprocess.Popen[byt
         raise DaemonUnavailable(
             f"the daemon could not be started: {error}", hint="Start it with `localllm serve`."
         ) from None
+
+
+def _absolute_paths(config: Config) -> dict[str, str]:
+    """Settings of the daemon's environment: what is relative here is not there."""
+    paths: dict[str, Path | None] = {
+        "LOCALLLM_MODELS": config.models,
+        "LOCALLLM_TLS_CERTIFICATE": config.tls_certificate,
+        "LOCALLLM_TLS_KEY": config.tls_key,
+        CONFIG_ENV: config_file() if CONFIG_ENV in os.environ else None,
+    }
+    return {name: str(path.absolute()) for name, path in paths.items() if path is not None}
 
 
 def _failure(log: Path, began: int) -> DaemonUnavailable:

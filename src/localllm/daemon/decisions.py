@@ -32,6 +32,14 @@ class LoadPlan:
         return f"{self.options.num_parallel} × {self.options.num_ctx} tokens"
 
 
+@dataclass(frozen=True)
+class Stay:
+    """How long an idle model stays, in seconds (None: for ever), and whether it may be sent away for another one."""
+
+    keep_alive: float | None
+    is_pinned: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """Somebody wants a model. `key` is equal for all names of the same weights; `name` is for messages.

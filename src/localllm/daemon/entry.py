@@ -1,4 +1,4 @@
-"""PURE: the state that residency keeps of each model, and its account of memory and places."""
+"""PURE: the state that residency keeps of each model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Entry:
     their ids. `is_claimed`: somebody else's turn has come, so nothing more is granted and the
     runner ends when it is idle; `is_unloading` is the same, because it was told to. `wishes` is what the last load was
     for, as long as the next one should serve that too; `reason` is why there is, or has to be, a load.
-    `fallback` is the smaller plan of the load that has to follow one that failed; `is_reduced`: so was this one.
+    `is_pinned`: it never makes room for others. `fallback` is the smaller plan of the load that has to follow one that
+    failed; `is_reduced`: so was this one.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Entry:
     model: StoredModel
     plan: LoadPlan
     keep_alive: float | None
+    is_pinned: bool = False
     status: Status = Status.ABSENT
     runner: int = 0
     info: RunnerInfo | None = None
@@ -115,28 +117,3 @@ class Entry:
             yield self.expires_at(now)
         if self.waiting:
             yield from (t for t in (self.crashes.ready_at(now), self.waiting[0].arrived_at + patience) if t > now)
-
-
-@dataclass
-class Room:
-    """Memory and places, now and once the runners that are ending have ended."""
-
-    bytes_now: int
-    models_now: int
-    bytes_soon: int
-    models_soon: int
-
-    def fits_now(self, size: int) -> bool:
-        return self.fits_soon(size) and size <= self.bytes_now and self.models_now > 0
-
-    def fits_soon(self, size: int) -> bool:
-        return size <= self.bytes_soon and self.models_soon > 0
-
-    def take_now(self, size: int) -> None:
-        self.bytes_now -= size
-        self.models_now -= 1
-        self.take_soon(size)
-
-    def take_soon(self, size: int) -> None:
-        self.bytes_soon -= size
-        self.models_soon -= 1

@@ -53,7 +53,7 @@ def choose_load_options(header: GGUFHeader, wishes: LoadWishes, config: Config, 
         num_batch=num_batch,
         # An embedding looks at its whole input at once, so that has to be one micro-batch.
         num_ubatch=num_batch if is_embedding else min(512, num_batch),
-        num_gpu_layers=gpu_layers(wishes.num_gpu, header.num_layers),
+        num_gpu_layers=gpu_layers(config.gpu_layers if wishes.num_gpu is None else wishes.num_gpu, header.num_layers),
         main_gpu=wishes.main_gpu or 0,
         use_mmap=wishes.use_mmap is not False,
         kv_cache_type=wishes.kv_cache_type or cast(KVCacheType, config.kv_cache_type),

@@ -24,6 +24,13 @@ def too_large(name: str, plan: LoadPlan, capacity: int) -> ErrorInfo:
     ).info()
 
 
+def all_pinned(name: str, max_models: int) -> ErrorInfo:
+    return ModelTooLarge(
+        f"{name} cannot be loaded: all {max_models} places are taken by pinned models",
+        hint="Stop one of them, or raise LOCALLLM_MAX_LOADED_MODELS.",
+    ).info()
+
+
 def queue_full(name: str, max_queue: int, seconds_per_place: float) -> ErrorInfo:
     """The text is the one that clients of Ollama look for, two spaces and all."""
     return QueueFull(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localllm.daemon import failures, refusals
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stop
-from localllm.daemon.entry import FIRST_REASON, Entry, Room, Running, Status
-from localllm.daemon.eviction import Candidate, choose_victims
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Retune, StartLoad, Stay, Stop
+from localllm.daemon.entry import FIRST_REASON, Entry, Running, Status
+from localllm.daemon.room import Room, find_victims, pinned_by_others, room_of
 from localllm.daemon.standing import Standing, eta_seconds, standings
 from localllm.errors import ErrorInfo
 from localllm.types import LoadOptions, LoadWishes, RunnerInfo
@@ -41,17 +41,20 @@ class Residency:
         *,
         max_models: int,
         max_queue: int,
-        keep_alive: float | None,
+        stay: Callable[[StoredModel], Stay],
         load_timeout: float | None = None,
         patience: float = PATIENCE_SECONDS,
         shrink: Shrinker = lambda _model, _plan: None,
     ) -> None:
-        """`max_queue` requests may wait for one model beside those that it decodes; the times are in seconds."""
+        """`max_queue` requests may wait for one model beside those that it decodes; the times are in seconds.
+
+        `stay` says how long a model stays about which no request says anything.
+        """
         self._plan = plan
         self._shrink = shrink
         self._max_models = max_models
         self._max_queue = max_queue
-        self._keep_alive = keep_alive
+        self._stay = stay
         self._load_timeout = load_timeout
         self._patience = patience
         self._capacity = 0
@@ -98,12 +101,14 @@ class Residency:
         if self._is_draining:
             return [Refuse(request.id, refusals.shutting_down())]
         if entry is None or not self.can_serve(request.key, request.wishes):
-            plan = self._plan(request.model, [request.wishes], self._capacity)
-            if plan.size_bytes > self._capacity:
-                return [Refuse(request.id, refusals.too_large(request.name, plan, self._capacity))]
+            num_bytes, num_models = self._reach(request.key)
+            plan = self._plan(request.model, [request.wishes], num_bytes)
+            if plan.size_bytes > num_bytes:
+                return [Refuse(request.id, refusals.too_large(request.name, plan, num_bytes))]
+            if num_models < 1:
+                return [Refuse(request.id, refusals.all_pinned(request.name, self._max_models))]
             if entry is None:
-                entry = Entry(request.key, request.name, request.model, plan, self._keep_alive)
-                self._entries[request.key] = entry
+                entry = self._entries[request.key] = self._new_entry(request, plan)
             elif not entry.has_runner:
                 entry.name, entry.model = request.name, request.model
         refusal = self._refusal(entry, now)
@@ -111,6 +116,15 @@ class Residency:
             return [Refuse(request.id, refusal)]
         entry.enqueue(request)
         return self._settle(now)
+
+    def _new_entry(self, request: Request, plan: LoadPlan) -> Entry:
+        stay = self._stay(request.model)
+        return Entry(request.key, request.name, request.model, plan, stay.keep_alive, stay.is_pinned)
+
+    def _reach(self, key: str) -> tuple[int, int]:
+        """Bytes and places that the model could have if all went that may go."""
+        num_bytes, num_models = pinned_by_others(self.entries(), key)
+        return max(0, self._capacity - num_bytes), self._max_models - num_models
 
     def _refusal(self, entry: Entry, now: float) -> ErrorInfo | None:
         if len(entry.waiting) + len(entry.in_flight) >= entry.num_slots + self._max_queue:
@@ -229,7 +243,7 @@ class Residency:
     def _settle(self, now: float) -> list[Effect]:
         """Look at everything once more: the only place that grants, loads and stops because of a change."""
         effects: list[Effect] = []
-        room = self._room()
+        room = room_of(self.entries(), self._capacity, self._max_models)
         for entry in self._entries.values():
             entry.is_claimed = entry.is_unloading
         for entry in sorted((e for e in self._entries.values() if e.waiting), key=lambda e: self._turn(e, now)):
@@ -243,17 +257,6 @@ class Residency:
                 effects.append(self._stop(entry, reason))
         self._forget(now)
         return effects
-
-    def _room(self) -> Room:
-        bytes_now, models_now = self._capacity, self._max_models
-        room = Room(bytes_now, models_now, bytes_now, models_now)
-        for entry in self.entries():
-            if entry.status is Status.STOPPING:
-                room.bytes_now -= entry.plan.size_bytes
-                room.models_now -= 1
-            else:
-                room.take_now(entry.plan.size_bytes)
-        return room
 
     def _is_overdue(self, entry: Entry, now: float) -> bool:
         return now - entry.waiting[0].arrived_at >= self._patience
@@ -272,7 +275,7 @@ class Residency:
         entry.waiting = [r for r in entry.waiting if entry.differs(r.wishes)]
         for request in served:
             entry.in_flight[request.id] = Running(request, now)
-            if request.keep_alive is not msgspec.UNSET:
+            if request.keep_alive is not msgspec.UNSET and not entry.is_pinned:
                 entry.keep_alive = request.keep_alive
         return [Grant(r.id, entry.runner) for r in served]
 
@@ -286,7 +289,7 @@ class Residency:
             return [*effects, self._start(entry, now)]
         if not room.fits_soon(size):
             is_overdue = self._is_overdue(entry, now)
-            victims = self._victims(size, room, now, can_wait=is_overdue)
+            victims = find_victims(self.entries(), size, room, now, can_wait=is_overdue)
             if victims is None and not is_overdue:
                 return effects
             for victim in victims or ():
@@ -308,28 +311,18 @@ class Residency:
         if entry.fallback is not None:
             entry.plan = entry.fallback
             return effects
-        idle_bytes = sum(e.plan.size_bytes for e in self.entries() if e.is_idle)
+        reach, _ = self._reach(entry.key)
+        idle_bytes = sum(e.plan.size_bytes for e in self.entries() if e.is_idle and not e.is_pinned)
         while entry.waiting:
             waiting = [r.wishes for r in entry.waiting]
             for wishes in ([*waiting, *entry.wishes], waiting, waiting[:1]):
-                for num_bytes in (room.bytes_soon, room.bytes_soon + idle_bytes, self._capacity):
+                for num_bytes in (room.bytes_soon, room.bytes_soon + idle_bytes, reach):
                     entry.plan = self._plan(entry.model, wishes, max(0, num_bytes))
                     if entry.plan.size_bytes <= num_bytes:
                         return effects
             head = entry.waiting.pop(0)
-            effects.append(Refuse(head.id, refusals.too_large(head.name, entry.plan, self._capacity)))
+            effects.append(Refuse(head.id, refusals.too_large(head.name, entry.plan, reach)))
         return effects
-
-    def _victims(self, size: int, room: Room, now: float, *, can_wait: bool) -> list[Entry] | None:
-        candidates = [
-            Candidate(e.key, e.plan.size_bytes, e.expires_at(now) - now, not e.is_idle)
-            for e in self.entries()
-            if e.status is Status.READY and not e.is_claimed
-        ]
-        keys = choose_victims(
-            candidates, num_bytes=size - room.bytes_soon, num_models=1 - room.models_soon, can_wait=can_wait
-        )
-        return None if keys is None else [self._entries[key] for key in keys]
 
     def _start(self, entry: Entry, now: float) -> StartLoad:
         self._last_runner += 1
@@ -361,7 +354,7 @@ class Residency:
         if entry.waiting and not entry.is_unloading:
             entry.reason = reason
         else:
-            entry.keep_alive, entry.wishes, entry.reason = self._keep_alive, (), FIRST_REASON
+            entry.keep_alive, entry.wishes, entry.reason = self._stay(entry.model).keep_alive, (), FIRST_REASON
         return Stop(entry.runner, reason, is_forced)
 
     def _smaller(self, entry: Entry) -> LoadPlan | None:

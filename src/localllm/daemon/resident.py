@@ -39,6 +39,7 @@ class ResidentModel:
     fraction: float
     reason: str
     step_age: float | None = None
+    is_pinned: bool = False
     stats: EngineStats | None = None
 
 
@@ -61,5 +62,6 @@ def describe(entry: Entry, link: RunnerLink | None, now: float) -> ResidentModel
         fraction=entry.fraction if entry.status is Status.LOADING else 1.0,
         reason=entry.reason,
         step_age=link.silent_seconds if link is not None else None,
+        is_pinned=entry.is_pinned,
         stats=link.stats if link is not None else None,
     )

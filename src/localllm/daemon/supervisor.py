@@ -19,7 +19,7 @@ import msgspec
 
 from localllm.config import Config
 from localllm.daemon import machine
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stay, Stop
 from localllm.daemon.link import Granted, Item, RunnerLink, Ticket
 from localllm.daemon.machine import Machine
 from localllm.daemon.memory import automatic_threads, plan_load, smaller_load
@@ -72,7 +72,7 @@ class Supervisor:
             self._plan,
             max_models=config.max_loaded_models or DEFAULT_MAX_MODELS,
             max_queue=config.max_queue,
-            keep_alive=config.keep_alive,
+            stay=self._stay,
             load_timeout=config.load_timeout or None,
             shrink=lambda model, plan: smaller_load(model.header, plan),
         )
@@ -367,7 +367,12 @@ class Supervisor:
         return self._probe().available_bytes + sum(machine.private_bytes(pid) for pid in pids)
 
     def _plan(self, model: StoredModel, wishes: Sequence[LoadWishes], free_bytes: int) -> LoadPlan:
-        return plan_load(model.header, wishes, self._config, Machine(free_bytes, self._machine.num_cores))
+        config = self._config.for_model(model.name.display)
+        return plan_load(model.header, wishes, config, Machine(free_bytes, self._machine.num_cores))
+
+    def _stay(self, model: StoredModel) -> Stay:
+        config = self._config.for_model(model.name.display)
+        return Stay(None if config.pin else config.keep_alive, config.pin)
 
 
 def _key(model: StoredModel) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stop
+from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stay, Stop
 from localllm.daemon.entry import Status
 from localllm.daemon.residency import PATIENCE_SECONDS, Residency
 from localllm.errors import LoadFailed, LoadOutOfMemory
@@ -27,7 +27,15 @@ NO_WISHES = LoadWishes()
 class World:
     """Residency with a simple planner, a clock to turn, and a record of who holds and who was refused what."""
 
-    def __init__(self, *, num_parallel: int = 2, capacity: int = CAPACITY, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_parallel: int = 2,
+        capacity: int = CAPACITY,
+        keep_alive: float | None = 300.0,
+        pinned: Collection[object] = (),
+        **settings: Any,
+    ) -> None:
         self.now = 1000.0
         self.num_parallel = num_parallel
         self.granted: dict[str, int] = {}
@@ -41,7 +49,8 @@ class World:
         self.residency = Residency(
             self.plan,
             shrink=self.shrink,
-            **{"max_models": 3, "max_queue": 512, "keep_alive": 300.0, "load_timeout": 60.0, **settings},
+            stay=lambda model: Stay(None if model in pinned else keep_alive, model in pinned),
+            **{"max_models": 3, "max_queue": 512, "load_timeout": 60.0, **settings},
         )
         self.residency.on_capacity(capacity)
 
@@ -578,6 +587,44 @@ class TestRoom:
         world.ask("big")
         world.wait(1)
         assert world.stops == [("small", "room is needed for big")]
+
+
+class TestPins:
+    def test_a_pinned_model_never_makes_room_and_never_expires(self) -> None:
+        world = World(max_models=2, pinned=["small"])
+        world.bring_in("small", keep_alive=1.0)
+        world.bring_in("other")
+        world.wait(250)
+        world.ask("big")
+        assert world.stops == [("other", "room is needed for big")]
+        world.exited("other")
+        world.loaded("big")
+        world.wait(1e6)
+        assert world.status("small") is Status.READY
+
+    def test_what_could_only_fit_without_it_is_refused_at_once(self) -> None:
+        world = World(pinned=["big"])
+        world.bring_in("big")
+        error = world.errors[world.ask("other", LoadWishes(num_ctx=16384))]
+        assert error.code == "model_too_large"
+        assert error.details["available_bytes"] == CAPACITY - 68
+
+    def test_so_is_what_finds_all_places_pinned(self) -> None:
+        world = World(max_models=1, pinned=["small"])
+        world.bring_in("small")
+        assert "pinned" in world.errors[world.ask("other")].message
+
+    def test_it_can_be_reloaded_and_stopped(self) -> None:
+        world = World(pinned=["small"])
+        world.bring_in("small")
+        world.ask("small", LoadWishes(num_ctx=8192))
+        assert world.status("small") is Status.STOPPING
+        world.exited("small")
+        world.loaded("small")
+        for id in list(world.granted):
+            world.release(id)
+        world.apply(world.residency.on_unload("small", world.now)[1])
+        assert world.status("small") is Status.STOPPING
 
 
 class TestDeath:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.fixtures.daemons import StartDaemon, create_header, create_model
 
+from localllm.config import ModelSettings
 from localllm.daemon.supervisor import Granted
 from localllm.errors import (
     InvalidModelFile,
@@ -90,6 +91,22 @@ class TestLoading:
         assert daemon.supervisor.resident() == []
         assert not psutil.pid_exists(resident.pid)
         assert not await daemon.supervisor.unload(create_model())
+
+    async def test_settings_of_a_single_model_count_for_it_alone(self, start_daemon: StartDaemon) -> None:
+        mine = {"context_length": 1024, "num_parallel": 1, "pin": True, "speculate": False, "kv_cache_type": "q8_0"}
+        daemon = await start_daemon(of_models=(ModelSettings("tiny", mine, {}),), keep_alive=0.05)
+        await daemon.ask("say", keep_alive=0.0)
+        await daemon.ask("say", model=create_model("other"))
+        await daemon.until(lambda: len(daemon.supervisor.resident()) == 1)
+        (tiny,) = daemon.supervisor.resident()
+        assert (tiny.model.name.model, tiny.is_pinned, tiny.expires_at) == ("tiny", True, None)
+        options = tiny.options
+        assert (options.num_ctx, options.num_parallel, options.speculate, options.kv_cache_type) == (
+            1024,
+            1,
+            False,
+            "q8_0",
+        )
 
     async def test_keep_alive_of_zero_ends_the_runner_after_the_answer(self, start_daemon: StartDaemon) -> None:
         daemon = await start_daemon()
