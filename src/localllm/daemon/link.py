@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from localllm.daemon.contention import SpareCpus
 from localllm.daemon.decisions import StartLoad
 from localllm.daemon.runner_process import RunnerProcess, describe_exit
 from localllm.errors import ErrorInfo, LoadFailed
@@ -80,6 +81,8 @@ class Listener(Protocol):
 
     def on_hung(self, runner: int, seconds: float) -> None: ...
 
+    def on_stats(self, runner: int) -> None: ...
+
 
 class RunnerLink:
     def __init__(self, start: StartLoad, listener: Listener, *, stall_seconds: float) -> None:
@@ -93,6 +96,7 @@ class RunnerLink:
         self._stall_seconds = stall_seconds
         self._tickets: dict[str, Ticket] = {}
         self.stats: EngineStats | None = None
+        self.spare_cpus = SpareCpus()
         self._was_heard = False
         self._heard_at = time.monotonic()
         self._num_silent_checks = 0
@@ -137,6 +141,7 @@ class RunnerLink:
                 self._route(item)
         elif isinstance(event, Stats):
             self.stats = event.stats
+            self._listener.on_stats(number)
         elif isinstance(event, LoadProgress):
             self._listener.on_progress(number, event.fraction)
         elif isinstance(event, Loaded):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from localllm.daemon.contention import CpuTimes
 
 CGROUPS = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
@@ -49,6 +52,19 @@ def private_bytes(pid: int) -> int:
     except psutil.Error:
         return 0
     return max(0, info.rss - getattr(info, "shared", 0))
+
+
+def cpu_times(pid: int) -> CpuTimes | None:
+    """How the CPUs that we may use were spent so far; None when the process is gone."""
+    try:
+        own = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    allowed = _affinity()
+    cpus = [times for cpu, times in enumerate(psutil.cpu_times(percpu=True)) if not allowed or cpu in allowed]
+    idle = ("idle", "iowait", "guest", "guest_nice")
+    busy = sum(seconds for times in cpus for kind, seconds in times._asdict().items() if kind not in idle)
+    return CpuTimes(time.monotonic(), len(cpus), everybody=busy, runner=own.user + own.system)
 
 
 def _affinity() -> set[int]:

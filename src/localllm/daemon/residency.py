@@ -191,9 +191,10 @@ class Residency:
                 return self._settle(now)
         return []
 
-    def on_threads(self, num_threads: int) -> list[Effect]:
-        """The automatic number of threads is another one now."""
-        return [Retune(entry.runner, num_threads) for entry in self.entries() if entry.retune(num_threads)]
+    def on_threads(self, num_threads: int, runner: int | None = None) -> list[Effect]:
+        """The automatic number of threads is another one now, for all runners or for one."""
+        concerned = (entry for entry in self.entries() if runner in (None, entry.runner))
+        return [Retune(entry.runner, num_threads) for entry in concerned if entry.retune(num_threads)]
 
     def on_unload(self, key: str, now: float) -> tuple[bool, list[Effect]]:
         """End the model's runner once it is idle. False when it has none."""

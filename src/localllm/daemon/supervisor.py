@@ -19,6 +19,7 @@ import msgspec
 
 from localllm.config import Config
 from localllm.daemon import machine
+from localllm.daemon.contention import CpuTimes
 from localllm.daemon.decisions import Effect, Grant, LoadPlan, Refuse, Request, Requeue, Retune, StartLoad, Stay, Stop
 from localllm.daemon.link import Granted, Item, RunnerLink, Ticket
 from localllm.daemon.machine import Machine
@@ -61,12 +62,14 @@ class Supervisor:
         *,
         command: Sequence[str] = RUNNER_COMMAND,
         probe: Callable[[], Machine] = machine.probe,
+        cpu_times: Callable[[int], CpuTimes | None] = machine.cpu_times,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        """`command` starts a runner; `probe` tells what the machine has to give."""
+        """`command` starts a runner; `probe` tells what the machine has to give, `cpu_times` who computes on it."""
         self._config = config
         self._command = (*command, "--debug") if config.debug else tuple(command)
         self._probe = probe
+        self._cpu_times = cpu_times
         self._stall_seconds = stall_seconds
         self._residency = Residency(
             self._plan,
@@ -274,6 +277,13 @@ class Supervisor:
         """The requests that the runner has and has said nothing about."""
         return {ticket.id for ticket in self._tickets.values() if ticket.link is link and not ticket.is_touched}
 
+    def on_stats(self, runner: int) -> None:
+        link = self._links[runner]
+        times = None if link.process is None else self._cpu_times(link.process.pid)
+        if times is not None:
+            most = automatic_threads(self._machine.num_cores, self._config)
+            self._apply(self._residency.on_threads(min(most, link.spare_cpus.observe(times)), runner))
+
     # ---- effects ----
 
     def _apply(self, effects: Sequence[Effect]) -> None:
@@ -287,7 +297,9 @@ class Supervisor:
             elif isinstance(effect, StartLoad):
                 self._start_runner(effect)
             elif isinstance(effect, Retune):
-                self._links[effect.runner].set_threads(effect.num_threads)
+                link = self._links[effect.runner]
+                _log.info("%s computes with %d threads now", link.start.name, effect.num_threads)
+                link.set_threads(effect.num_threads)
             else:
                 self._stop_runner(effect)
         self._set_timer()

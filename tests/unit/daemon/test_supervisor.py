@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import struct
@@ -15,6 +16,7 @@ import pytest
 from tests.fixtures.daemons import StartDaemon, create_header, create_model
 
 from localllm.config import ModelSettings
+from localllm.daemon.contention import CpuTimes
 from localllm.daemon.supervisor import Granted
 from localllm.errors import (
     InvalidModelFile,
@@ -76,6 +78,33 @@ class TestAnswers:
         with pytest.raises(InvalidRequest, match="r1"):
             await anext(daemon.supervisor.generate(create_model(), request, LoadWishes(), 300.0))
         await first.aclose()
+
+
+class TestThreads:
+    async def test_a_runner_leaves_cores_to_whoever_else_computes(self, start_daemon: StartDaemon) -> None:
+        now = 0.0
+
+        def cpu_times(pid: int) -> CpuTimes:
+            """Of two CPUs, another program keeps one busy, and the runner the other."""
+            nonlocal now
+            now += 1.0
+            return CpuTimes(at=now, num_cpus=2, everybody=2 * now, runner=now)
+
+        daemon = await start_daemon(cpu_times=cpu_times)
+        counts = []
+        for _ in range(4):
+            await daemon.ask("say")
+            (resident,) = daemon.supervisor.resident()
+            counts.append(resident.options.num_threads)
+        assert counts == [2, 2, 1, 1]
+
+    async def test_threads_that_were_asked_for_stay(self, start_daemon: StartDaemon) -> None:
+        moments = itertools.count(1.0)
+        daemon = await start_daemon(cpu_times=lambda pid: CpuTimes(at := next(moments), 2, 2 * at, at))
+        for _ in range(4):
+            await daemon.ask("say", wishes=LoadWishes(num_thread=2))
+        (resident,) = daemon.supervisor.resident()
+        assert resident.options.num_threads == 2
 
 
 class TestLoading:
